@@ -1,0 +1,31 @@
+"""`Request`: what a front hands to the engine, complete and checked."""
+
+from dataclasses import dataclass
+
+from octavo.core.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and what to do with it.
+
+    prompt_token_ids: at least one id, each inside the model's vocabulary.
+    max_tokens: new tokens at most, resolved against the model's length (never None here).
+    seed: in [0, 2**64), drawn at admission when the caller gave none; returned with the output.
+    stop_token_ids: ids that end the output: the model's EOS ids (unless `ignore_eos`) and the caller's.
+    arrival: the engine's order of admission; a smaller number came earlier.
+    priority: lower is earlier.
+    tenant, cache_salt: the namespace of its memory; requests of different namespaces never share.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    stop_token_ids: frozenset[int]
+    prompt: str | None = None
+    arrival: int = 0
+    priority: int = 0
+    tenant: str = "default"
+    cache_salt: str = ""
