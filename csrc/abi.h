@@ -1,0 +1,142 @@
+// What passes between the program that orders the kernels (program.cpp) and the kernels themselves.
+//
+// Every kernel is written for one team: all `team` threads of a step call it with the same arguments and their own `rank`; it shares
+// out its work and returns without waiting for the others.  The program puts a barrier between kernels.  Work that is uneven is
+// handed out through `next`, an atomic counter that is 0 when the kernel starts.
+//
+// Law 1: what a kernel does to one row is the same sequence of operations whatever the number of rows, their order, the team, or
+// the tile they fall into.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace octavo {
+
+enum class DType : int { f32 = 0, bf16 = 1, f16 = 2 };
+enum class Activation : int { none = 0, relu = 1, silu = 2, gelu = 3, gelu_tanh = 4 };
+
+inline int dtype_bytes(DType t) { return t == DType::f32 ? 4 : 2; }
+
+struct Team {
+  int rank, size;
+  std::atomic<int>* next;
+};
+
+// ---- products -----------------------------------------------------------------------------------------------------------------
+// y[m, n] = sum over k of x[m, k] * w[n, k].  Packed in panels of 64 columns n: [n / 64][k / pair][64][pair], pair = 2 for 16-bit
+// weights and 1 for float32; n and k are padded with zeros.  A gated matrix has the rows of `gate` and of `up` interleaved, 32 and 32
+// to a panel, so that one tile holds both halves of an output.
+struct Matrix {
+  int n = 0, k = 0;            // as the model knows them (gated: n = both halves)
+  int panels = 0, k_padded = 0;
+  DType dtype = DType::f32;    // f32 or bf16
+  bool gated = false;
+  void* packed = nullptr;      // 64-byte aligned, owned
+};
+
+struct LinearArgs {
+  const Matrix* w;
+  const void* x;               // [m, ldx] in w->dtype; ldx elements from row to row, readable up to k_padded
+  int64_t ldx;
+  int m;
+  const float* bias;           // [n] or null
+  Activation activation;       // gated: y = act(gate) * up, n / 2 columns
+  bool accumulate;             // add to float32 `y` instead of storing (no activation)
+  DType out;                   // of y: f32, or bf16 when w is bf16
+  void* y;                     // [m, ldy]
+  int64_t ldy;
+};
+
+// ---- rows ---------------------------------------------------------------------------------------------------------------------
+struct EmbedArgs {
+  const Matrix* tied;          // gather from a packed matrix, or (null) from
+  const void* table;           //   [vocab, width] in dtype
+  DType dtype;
+  const void* positions;       // [positions, width] in dtype, learned, or null; row = position + position_offset
+  int position_offset, width, m;
+  float scale;
+  const int32_t* token_ids;    // [m]
+  const int32_t* position_of;  // [m]
+  float* y;                    // [m, width]
+};
+
+struct NormArgs {
+  bool layer_norm;             // else RMSNorm
+  const float *x, *weight, *bias;  // x [m, width]; bias may be null
+  float eps;
+  int width, m;
+  DType out;
+  void* y;                     // [m, ldy]; columns from width to ldy are zeroed
+  int64_t ldy;
+};
+
+// ---- paged memory -------------------------------------------------------------------------------------------------------------
+// A block is `pages_per_block` pages of 16 tokens.  Inside a page, layer L starts at `layer_offset`; there first K, per head
+// [head_dim / pair][16 tokens][pair], then V, per head [16 / pair][head_dim][pair] (pair = 2 for 16-bit storage, 1 for float32).
+struct KVLayer {
+  uint8_t* arena;
+  int64_t block_bytes, page_bytes, layer_offset;
+  int pages_per_block, num_kv_heads, head_dim;
+  DType dtype;
+};
+
+// The ragged batch.  Sequence s owns rows q_start[s] .. q_start[s + 1] at positions start[s], start[s] + 1, ...; its blocks are
+// tables[row[s] * table_stride + i].  With `contiguous` only the first entry is read: all its blocks follow that one in the arena.
+struct Batch {
+  int num_tokens, num_seqs;
+  const int32_t *token_ids, *q_start, *start, *row;
+  const uint8_t* write;        // [num_seqs]: 0 leaves the cache as it is
+  const int32_t* tables;
+  int64_t table_stride;
+  bool contiguous;
+  const int32_t *seq_of, *position_of;  // [num_tokens], derived once a step
+};
+
+// Address of the page that holds tokens 16 * page ... of the sequence with the given table row.
+inline uint8_t* page_address(const KVLayer& kv, const Batch& b, int row, int page) {
+  const int32_t* table = b.tables + row * b.table_stride;
+  if (b.contiguous) return kv.arena + table[0] * kv.block_bytes + page * kv.page_bytes + kv.layer_offset;
+  return kv.arena + table[page / kv.pages_per_block] * kv.block_bytes + (page % kv.pages_per_block) * kv.page_bytes + kv.layer_offset;
+}
+
+// Rotate q and k, round them, write k and v into the cache and q into its buffer.  Also the per-head norms of q and k (null: none).
+struct AppendArgs {
+  KVLayer kv;
+  const Batch* batch;
+  int num_heads, rotary_dim;   // rotary_dim 0: no rotation; the first rotary_dim elements turn, half against half
+  const float *cos, *sin;      // [positions, rotary_dim / 2]
+  const float *q_norm, *k_norm;  // [head_dim] RMSNorm weights, before the rotation
+  float eps;
+  const float* qkv;            // [m, ld_qkv]: q heads, then k heads, then v heads
+  int64_t ld_qkv;
+  DType q_dtype;
+  void* q;                     // [m, num_heads * head_dim]
+};
+
+struct AttentionArgs {
+  KVLayer kv;
+  const Batch* batch;
+  int num_heads;
+  float scale;
+  int window;                  // positions seen, one's own included; 0: all
+  DType q_dtype;               // of q and y
+  const void* q;               // [m, num_heads * head_dim]
+  void* y;                     // [m, ldy]
+  int64_t ldy;
+  float* scratch;              // for partial results of split contexts
+  int64_t scratch_floats;
+};
+
+// One table per instruction path; program.cpp picks one at start.
+struct Kernels {
+  const char* name;
+  void (*linear)(const LinearArgs&, Team);
+  void (*embed)(const EmbedArgs&, Team);
+  void (*norm)(const NormArgs&, Team);
+  void (*append_kv)(const AppendArgs&, Team);
+  // attention runs as two kernels with a barrier between them: partial results, then their merge (which may have nothing to do)
+  void (*attention)(const AttentionArgs&, Team);
+  void (*attention_merge)(const AttentionArgs&, Team);
+};
+
+}  // namespace octavo
