@@ -1,0 +1,1 @@
+"""Octavo: an LLM serving engine whose centre is the memory of attention."""

@@ -1,0 +1,87 @@
+"""`EngineConfig`: every setting of the engine, with vLLM's names where vLLM has the setting."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.core.errors import ConfigError
+from octavo.spec.memory import BLOCK_SIZES, SMALL_BLOCK_SIZES
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine; checked on construction (raises ConfigError), never mutated.
+
+    model: a name ("smollm2-135m"), a folder of safetensors, a GGUF file, or a hub id.
+    dtype: of weights and activations; "auto" is bfloat16 where the CPU has instructions for it, else float32.
+    kv_cache_dtype: how K and V are stored; "auto" follows dtype.
+    block_size: tokens of a block (16, 32, 64 or 128; 1 to 8 with kernels="reference" only).
+    num_blocks: blocks of the pool.  None: as many as kv_cache_memory_bytes holds, or else memory_utilization of what is free.
+    memory_utilization: the share of min(available memory, the control group's room), measured after the weights are loaded and
+        the workspaces counted, that the pool may take.
+    max_model_len: tokens of a sequence, prompt and output; None: what the model was made for.
+    max_num_seqs: sequences that run at once.  max_num_batched_tokens: tokens computed in one step.
+    target_step_seconds: while streams run, a prompt's chunk is cut so that a step takes about this long.
+    enable_prefix_caching, prefix_index: accepted; see docs/ARCHITECTURE.md for which index stands behind them.
+    kv_layout, reserve: "paged", or a contiguous region per request of the size that `reserve` says (a baseline to compare with).
+    batching: "continuous", or "static": a whole batch runs to its end (a baseline to compare with).
+    threads: of the compute kernels; None: the CPUs this process may use.
+    kernels: "auto", "reference", or a compiled path by name ("avx512_bf16", "avx512", "avx2", "portable").
+    load_format: "auto", or "dummy" for random weights of the config's shape.
+    seed: for dummy weights, and for the seeds of requests that bring none.
+    """
+
+    model: str
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    memory_utilization: float = 0.5
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    target_step_seconds: float = 0.1
+    enable_prefix_caching: bool = True
+    prefix_index: Literal["hash", "radix"] = "hash"
+    kv_layout: Literal["paged", "reserved"] = "paged"
+    reserve: Literal["max", "pow2", "oracle"] = "max"
+    batching: Literal["continuous", "static"] = "continuous"
+    threads: int | None = None
+    kernels: Literal["auto", "reference", "avx512_bf16", "avx512", "avx2", "portable"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    revision: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _choose("block_size", self.block_size, BLOCK_SIZES + (SMALL_BLOCK_SIZES if self.kernels == "reference" else ()))
+        for name in ("num_blocks", "kv_cache_memory_bytes", "max_model_len", "threads"):
+            if (value := getattr(self, name)) is not None:
+                _positive(name, value)
+        _positive("max_num_seqs", self.max_num_seqs)
+        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise ConfigError(
+                f"num_blocks={self.num_blocks} and kv_cache_memory_bytes={self.kv_cache_memory_bytes} both size the pool; give one"
+            )
+        if not 0.0 < self.memory_utilization <= 0.95:
+            raise ConfigError(f"memory_utilization={self.memory_utilization} must be above 0 and at most 0.95")
+        if not 0.0 < self.target_step_seconds < float("inf"):
+            raise ConfigError(f"target_step_seconds={self.target_step_seconds} must be above 0")
+        _choose("dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        _choose("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "float16"))
+        _choose("prefix_index", self.prefix_index, ("hash", "radix"))
+        _choose("kv_layout", self.kv_layout, ("paged", "reserved"))
+        _choose("reserve", self.reserve, ("max", "pow2", "oracle"))
+        _choose("batching", self.batching, ("continuous", "static"))
+        _choose("kernels", self.kernels, ("auto", "reference", "avx512_bf16", "avx512", "avx2", "portable"))
+        _choose("load_format", self.load_format, ("auto", "dummy"))
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be a whole number of 1 or more")
+
+
+def _choose(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")
