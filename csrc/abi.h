@@ -15,7 +15,7 @@ namespace octavo {
 enum class DType : int { f32 = 0, bf16 = 1, f16 = 2 };
 enum class Activation : int { none = 0, relu = 1, silu = 2, gelu = 3, gelu_tanh = 4 };
 
-inline int dtype_bytes(DType t) { return t == DType::f32 ? 4 : 2; }
+static inline int dtype_bytes(DType t) { return t == DType::f32 ? 4 : 2; }
 
 struct Team {
   int rank, size;
@@ -93,7 +93,7 @@ struct Batch {
 };
 
 // Address of the page that holds tokens 16 * page ... of the sequence with the given table row.
-inline uint8_t* page_address(const KVLayer& kv, const Batch& b, int row, int page) {
+static inline uint8_t* page_address(const KVLayer& kv, const Batch& b, int row, int page) {
   const int32_t* table = b.tables + row * b.table_stride;
   if (b.contiguous) return kv.arena + table[0] * kv.block_bytes + page * kv.page_bytes + kv.layer_offset;
   return kv.arena + table[page / kv.pages_per_block] * kv.block_bytes + (page % kv.pages_per_block) * kv.page_bytes + kv.layer_offset;
