@@ -16,6 +16,7 @@ class SequenceStart:
     tokens: all ids so far, the prompt first (a resumed sequence brings its generated tokens too).
     prompt_len: how many of them are the prompt; sample_index: which of the request's `n` samples it is.
     stop_token_ids: ids that may not be chosen before `min_tokens`.
+    bad_words_ids: token sequences that may not be generated (`params.bad_words`, tokenised by the front).
     """
 
     seq_id: int
@@ -25,6 +26,7 @@ class SequenceStart:
     seed: int
     sample_index: int
     stop_token_ids: frozenset[int]
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

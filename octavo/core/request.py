@@ -13,6 +13,7 @@ class Request:
     max_tokens: new tokens at most, resolved against the model's length (never None here).
     seed: in [0, 2**64), drawn at admission when the caller gave none; returned with the output.
     stop_token_ids: ids that end the output: the model's EOS ids (unless `ignore_eos`) and the caller's.
+    bad_words_ids: `params.bad_words` as token sequences.
     arrival: the engine's order of admission; a smaller number came earlier.
     priority: lower is earlier.
     tenant, cache_salt: the namespace of its memory; requests of different namespaces never share.
@@ -29,3 +30,4 @@ class Request:
     priority: int = 0
     tenant: str = "default"
     cache_salt: str = ""
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()

@@ -32,8 +32,8 @@ class ReferenceSamplingOps:
         value = row[token]
         rank = 1 + int(np.count_nonzero(row > value)) + int(np.count_nonzero(row[:token] == value))
         top = _largest(row, np.arange(len(row)), k)
-        chosen = np.float32(np.float64(value) - normalizer)
-        return RowLogprobs(float(chosen), rank, top.tolist(), (row[top] - normalizer).astype(np.float32).tolist())
+        chosen, *others = (row[[token, *top]].astype(np.float64) - normalizer).astype(np.float32).tolist()
+        return RowLogprobs(chosen, rank, top.tolist(), others)
 
     def draw_row(self, logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
         row = _numpy(logits)

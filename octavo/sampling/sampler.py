@@ -1,0 +1,134 @@
+"""`Sampler`: chooses each sequence's next token from its row of logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from octavo.core.plan import Sample, SequenceStart, TokenLogprobs
+from octavo.kernels.sampling_ops import NO_TOKEN, SamplingOps
+from octavo.sampling.constraints import Constraints
+from octavo.sampling.penalties import SeenTokens, has_penalties
+from octavo.sampling.philox import uniform
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One step's choices: every sequence is in exactly one of the two, which are `StepResult.samples` and `.failed`."""
+
+    samples: dict[int, Sample] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Sampler:
+    """Keeps what sampling must remember of each running sequence, and draws.
+
+    A row's result depends on that row and its own sequence alone (law 1): rows are handled one by one, or by operations of `ops`
+    that promise the same.  The order of the steps is vLLM's: raw logprobs; allowed ids, bad words, min_tokens; bias; penalties;
+    then, unless greedy, temperature, min_p, top_k, top_p and the draw.
+    """
+
+    def __init__(self, vocab_size: int, ops: SamplingOps) -> None:
+        """vocab_size: the width of the model's head, in logits."""
+        self._vocab_size = vocab_size
+        self._ops = ops
+        self._sequences: dict[int, _Sequence] = {}
+
+    def start(self, start: SequenceStart) -> None:
+        """Remember a sequence that enters the running set; a known `seq_id` is replaced."""
+        self._sequences[start.seq_id] = _Sequence(start, self._vocab_size)
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence.  One that isn't known is ignored: a release may be repeated."""
+        self._sequences.pop(seq_id, None)
+
+    def sample(self, seq_ids: Sequence[int], logits: torch.Tensor) -> Sampled:
+        """Choose a token for each of `seq_ids` from the row of `logits` (float32 [len(seq_ids), vocab]) at its place.
+
+        Each chosen token is added to its sequence's state; `logits` stays as it is.  A row from which nothing can be chosen (a NaN,
+        or everything masked) fails its own sequence, whose state is left alone.  KeyError: a sequence was never started.
+        """
+        sequences = [self._sequences[seq_id] for seq_id in seq_ids]
+        sampled = Sampled()
+        # One pass over all rows: the choice of every plain greedy row, and the proof that the others hold numbers.
+        likeliest = self._ops.argmax_rows(logits).tolist()
+        for i, (seq_id, sequence) in enumerate(zip(seq_ids, sequences, strict=True)):
+            token = likeliest[i]
+            if token == NO_TOKEN:
+                sampled.failed[seq_id] = f"the model's logits for output token {len(sequence.output)} hold a NaN or no finite maximum"
+                continue
+            if not sequence.plain:
+                token = self._choose(sequence, logits[i], token)
+                if token == NO_TOKEN:
+                    sampled.failed[seq_id] = sequence.nothing_left()
+                    continue
+            k = sequence.params.logprobs
+            logprobs = None if k is None else self._logprobs(logits[i], token, k)
+            sequence.append(token)
+            sampled.samples[seq_id] = Sample(token, logprobs)
+        return sampled
+
+    def prompt_logprobs(self, logits: torch.Tensor, targets: Sequence[int], k: int) -> list[TokenLogprobs]:
+        """How likely the model found the prompt: for each row of `logits` (float32 [rows, vocab]) the log-probability and rank of
+        the prompt token in `targets` that follows it, and its `k` likeliest tokens.
+        """
+        return [self._logprobs(row, token, k) for row, token in zip(logits, targets, strict=True)]
+
+    def _choose(self, sequence: "_Sequence", row: torch.Tensor, likeliest: int) -> int:
+        """The token for a row that isn't plain greedy; `likeliest` is the raw row's argmax."""
+        params = sequence.params
+        if sequence.edits:
+            row = sequence.edited(row)
+            if params.greedy:
+                return int(self._ops.argmax_rows(row.unsqueeze(0))[0])
+        elif params.greedy:
+            return likeliest
+        u = uniform(sequence.seed, sequence.sample_index, len(sequence.output))
+        return self._ops.draw_row(row, params.temperature, params.top_k, params.top_p, params.min_p, u)
+
+    def _logprobs(self, row: torch.Tensor, token: int, k: int) -> TokenLogprobs:
+        found = self._ops.top_logprobs_row(row, k, token)
+        return TokenLogprobs(token, found.logprob, found.rank, tuple(zip(found.top_ids, found.top_logprobs, strict=True)))
+
+
+class _Sequence:
+    """What the sampler remembers of one sequence.
+
+    edits: whether its logits are changed before the choice.  plain: greedy without edits, so the raw argmax is the choice.
+    """
+
+    __slots__ = ("_constraints", "_seen", "edits", "output", "params", "plain", "sample_index", "seed")
+
+    def __init__(self, start: SequenceStart, vocab_size: int) -> None:
+        self.params = start.params
+        self.seed = start.seed
+        self.sample_index = start.sample_index
+        self.output: list[int] = []
+        self._constraints = Constraints(start, vocab_size)
+        self._seen: SeenTokens | None = None
+        if has_penalties(start.params):
+            counts_prompt = start.params.repetition_penalty != 1.0
+            self._seen = SeenTokens(start.tokens[: start.prompt_len] if counts_prompt else ())
+        for token in start.tokens[start.prompt_len :]:
+            self.append(token)
+        self.edits = self._seen is not None or not self._constraints.empty
+        self.plain = self.params.greedy and not self.edits
+
+    def append(self, token: int) -> None:
+        self.output.append(token)
+        if self._seen is not None:
+            self._seen.add(token)
+
+    def edited(self, row: torch.Tensor) -> torch.Tensor:
+        """A copy of `row` after masks, bias and penalties."""
+        row = row.clone()
+        self._constraints.apply(row, self.output)
+        if self._seen is not None:
+            self._seen.penalise(row, self.params)
+        return row
+
+    def nothing_left(self) -> str:
+        return (
+            f"no token may be chosen as output token {len(self.output)}: allowed_token_ids, bad_words and "
+            f"min_tokens={self.params.min_tokens} together mask the whole vocabulary; loosen one of them"
+        )
