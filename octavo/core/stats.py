@@ -1,0 +1,62 @@
+"""What the memory and the scheduler report about themselves: plain counts, taken at one moment."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """The pool of KV blocks at one moment.
+
+    Blocks, each in exactly one state: free + cached + leased + quarantined + offline == total.
+    Tokens, each place of the pool in exactly one share (SOSP 2023, PagedAttention, section 3.1 and figure 2):
+        useful: holds a token's K and V that its sequence still reads;
+        reserved: in a leased block, and will be used later by that sequence (up to its max_tokens);
+        internal: in a leased block, and will never be used by it;
+        external: in no lease, yet unusable: rounding of contiguous regions, and free regions that are too short;
+        free: can be taken now (cached blocks included);
+        out of service: in a quarantined or offline block.
+    """
+
+    block_size: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_leased: int
+    blocks_quarantined: int
+    blocks_offline: int
+    tokens_useful: int
+    tokens_reserved: int
+    tokens_internal: int
+    tokens_external: int
+    tokens_free: int
+
+    @property
+    def tokens_total(self) -> int:
+        return self.blocks_total * self.block_size
+
+    @property
+    def tokens_out_of_service(self) -> int:
+        return (self.blocks_quarantined + self.blocks_offline) * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """The scheduler's queues at one moment, and its counts since it was made.
+
+    tokens_computed: rows computed in committed steps.  tokens_recomputed: those of them that a preemption had thrown away before.
+    tokens_cached: tokens read from memory instead of computed, at admission.
+    overtakes: sequences that were admitted past a head of the queue that did not fit.
+    output_share: how much of max_tokens a sequence is expected to use (1: all of it), as seen so far.
+    prefill_speed: prompt tokens per second, as measured (0: not measured yet).
+    """
+
+    waiting: int
+    running: int
+    steps: int
+    preemptions: int
+    overtakes: int
+    tokens_computed: int
+    tokens_recomputed: int
+    tokens_cached: int
+    output_share: float
+    prefill_speed: float
