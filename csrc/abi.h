@@ -24,8 +24,8 @@ struct Team {
 
 // ---- products -----------------------------------------------------------------------------------------------------------------
 // y[m, n] = sum over k of x[m, k] * w[n, k].  Packed in panels of 64 columns n: [n / 64][k / pair][64][pair], pair = 2 for 16-bit
-// weights and 1 for float32; n and k are padded with zeros.  A gated matrix has the rows of `gate` and of `up` interleaved, 32 and 32
-// to a panel, so that one tile holds both halves of an output.
+// weights and 1 for float32; n and k are padded with zeros.  A gated matrix has the rows of `gate` and of `up` interleaved, 16 and
+// 16, so that neighbouring vectors hold both halves of sixteen outputs.
 struct Matrix {
   int n = 0, k = 0;            // as the model knows them (gated: n = both halves)
   int panels = 0, k_padded = 0;

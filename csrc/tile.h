@@ -1,0 +1,87 @@
+// The micro-kernel of the matrix products: R rows of x against V vectors (16 columns each) of one packed panel.
+//
+// Every sum is one chain over k that starts at 0 and takes the steps in order, whatever R and V are, and however often it is put down
+// into `sums` and taken up again.  So the bits of an output depend on its own row of x and its own column of w, and on nothing else.
+#pragma once
+#include "simd.h"
+
+namespace octavo {
+namespace OCTAVO_PATH {
+
+constexpr int kPanel = 64;                       // columns of a panel
+constexpr int kPanelVectors = kPanel / kLanes;
+
+// How many rows and vectors a tile may have, so that its sums stay in registers.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 6, kTileVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 6, kTileVectors = 1;
+#else
+constexpr int kTileRows = 2, kTileVectors = 1;
+#endif
+
+// What a step of the chain is, for each dtype of the weights: one k for float32, two neighbouring k for bfloat16.
+struct FloatStep {
+  typedef float Element;
+  typedef F16 Columns;
+  static constexpr int pair = 1;
+  static inline F16 broadcast(const float* x) { return set1(*x); }
+  static inline F16 columns(const float* w) { return load(w); }
+  static inline F16 step(F16 sum, F16 x, F16 w) { return fma(x, w, sum); }
+};
+
+struct BFloatStep {
+  typedef half_t Element;
+  typedef Pairs Columns;
+  static constexpr int pair = 2;
+  static inline Pairs broadcast(const half_t* x) { return set1_pair(x); }
+  static inline Pairs columns(const half_t* w) { return load_pairs(w); }
+  static inline F16 step(F16 sum, Pairs x, Pairs w) { return dot_bf16(sum, x, w); }
+};
+
+// sums [R, 64] (V vectors of it) = (resume ? sums : 0) + x [R, steps] * w [steps, 64]
+// x and w point at the first step, w at the first of the V vectors; ldx in elements.
+template <class S, int R, int V>
+static void tile(const typename S::Element* x, int64_t ldx, const typename S::Element* w, int steps, bool resume, float* sums) {
+  F16 sum[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) sum[r][v] = resume ? load(sums + r * kPanel + v * kLanes) : zero();
+  for (int s = 0; s < steps; s++, x += S::pair, w += kPanel * S::pair) {
+    typename S::Columns column[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) column[v] = S::columns(w + v * kLanes * S::pair);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      auto value = S::broadcast(x + r * ldx);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sum[r][v] = S::step(sum[r][v], value, column[v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) store(sums + r * kPanel + v * kLanes, sum[r][v]);
+}
+
+template <class S>
+using Tile = void (*)(const typename S::Element*, int64_t, const typename S::Element*, int, bool, float*);
+
+// The tile for `rows` (1 to kTileRows) and V vectors.
+template <class S, int V>
+static Tile<S> tile_for(int rows) {
+  switch (rows) {
+    case 1: return tile<S, 1, V>;
+#if defined(__AVX2__)
+    case 3: return tile<S, 3, V>;
+    case 4: return tile<S, 4, V>;
+    case 5: return tile<S, 5, V>;
+    case 6: return tile<S, 6, V>;
+#endif
+    default: return tile<S, 2, V>;
+  }
+}
+
+}  // namespace OCTAVO_PATH
+}  // namespace octavo
