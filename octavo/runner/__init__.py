@@ -1,0 +1,1 @@
+"""Carrying a `StepPlan` out on bytes and tensors: memory operations, forward pass, sampling."""

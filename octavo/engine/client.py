@@ -1,0 +1,224 @@
+"""`EngineClient`: an engine process and the asyncio streams that come out of it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+
+from octavo.core import errors
+from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.outputs import CompletionOutput, RequestOutput
+from octavo.core.request import Request
+from octavo.core.stats import EngineStats
+from octavo.engine.config import EngineConfig
+from octavo.engine.messages import (
+    HEADER,
+    Abort,
+    Add,
+    Ask,
+    Failed,
+    Outputs,
+    Ready,
+    Start,
+    Stats,
+    ToEngine,
+    ToFront,
+    pack,
+    unpack_for_front,
+)
+
+
+class _Stream:
+    """A request that runs, and what came of it that its reader hasn't taken yet."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.queue: asyncio.Queue[RequestOutput | OctavoError] = asyncio.Queue()
+
+
+class EngineClient:
+    """Starts the engine process and waits until it serves; from then on everything happens on the event loop that first uses it.
+
+    Raises what building the engine raised, or EngineDeadError when the process ended.  The pair of sockets is private to the two
+    processes: nothing listens anywhere.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        here, there = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "octavo.engine.process", str(there.fileno())], pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL
+        )
+        there.close()
+        self._socket = here
+        self._streams: dict[str, _Stream] = {}
+        self._asked: deque[asyncio.Future[EngineStats]] = deque()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._dead: EngineDeadError | None = None
+        try:
+            here.sendall(pack(Start(dataclasses.asdict(config))))
+            ready = self._first_message()
+        except BaseException:
+            self.close()
+            raise
+        self.limits = ready.limits
+        self.plan = ready.plan
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def stream(self, request: Request) -> AsyncIterator[RequestOutput]:
+        """The request's deltas.  Leaving the iterator early aborts the request; its memory is free within a step.
+
+        Raises InvalidRequestError when the engine refuses it, EngineDeadError when the process ends meanwhile.
+        """
+        if request.request_id in self._streams:
+            raise errors.InvalidRequestError(f"request id {request.request_id!r} is in use by a request that still runs; use another")
+        await self._attach()
+        stream = self._streams[request.request_id] = _Stream(request)
+        finished = False
+        try:
+            await self._send(Add(request))
+            while not finished:
+                item = await stream.queue.get()
+                if isinstance(item, OctavoError):
+                    finished = True
+                    raise item
+                finished = item.finished
+                yield item
+        finally:
+            self._streams.pop(request.request_id, None)
+            if not finished and self._dead is None:
+                self._write(Abort(request.request_id))
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request from outside: its stream ends with a last delta whose samples say "abort".  False when it isn't running."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return False
+        await self._send(Abort(request_id))
+        stream.queue.put_nowait(_aborted(stream.request))
+        return True
+
+    async def stats(self, *, check: bool = False) -> EngineStats:
+        """The engine's stats between two of its steps; with `check`, InvariantError when a law of the memory is broken."""
+        await self._attach()
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        await self._send(Ask(check))
+        return await answer
+
+    def close(self) -> None:
+        """End the process.  Streams that still run raise EngineDeadError.  May be called again."""
+        if self._reading is not None and not self._reading.get_loop().is_closed():
+            self._reading.cancel()
+        if self._writer is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                self._writer.close()
+        self._socket.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:  # a step that is too long to wait for
+            self._process.kill()
+            self._process.wait()
+        self._end(EngineDeadError("the engine was closed"))
+
+    def _first_message(self) -> Ready:
+        body = self._read_blocking(HEADER.unpack(self._read_blocking(HEADER.size))[0])
+        message = unpack_for_front(body)
+        if isinstance(message, Failed):
+            raise _error(message)
+        if not isinstance(message, Ready):
+            raise EngineDeadError(f"the engine process began with {type(message).__name__} instead of Ready")
+        return message
+
+    def _read_blocking(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self._socket.recv(count - len(data))
+            if not part:
+                raise self._death()
+            data += part
+        return data
+
+    async def _attach(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+        if self._reading is None:
+            self._socket.setblocking(False)
+            reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=1 << 26)
+            self._reading = asyncio.create_task(self._read(reader))
+        elif self._reading.get_loop() is not asyncio.get_running_loop():
+            raise OctavoError("this engine belongs to the event loop that first used it; use it there, or make another engine")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                self._dispatch(unpack_for_front(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._end(self._death())
+
+    def _dispatch(self, message: ToFront) -> None:
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                if (stream := self._streams.get(output.request_id)) is not None:
+                    stream.queue.put_nowait(output)
+        elif isinstance(message, Stats):
+            self._answer(message.stats)
+        elif isinstance(message, Failed):
+            if message.request_id is None:
+                self._answer(_error(message))
+            elif (stream := self._streams.get(message.request_id)) is not None:
+                stream.queue.put_nowait(_error(message))
+
+    def _answer(self, answer: EngineStats | OctavoError) -> None:
+        future = self._asked.popleft()
+        if future.done():  # its asker was cancelled
+            return
+        if isinstance(answer, OctavoError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    async def _send(self, message: ToEngine) -> None:
+        self._write(message)
+        assert self._writer is not None  # _attach made it
+        await self._writer.drain()
+
+    def _write(self, message: ToEngine) -> None:
+        if self._dead is not None:
+            raise self._dead
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+    def _death(self) -> EngineDeadError:
+        try:
+            code: int | None = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            code = None
+        return EngineDeadError(f"the engine process ended (exit code {code}); its requests are lost, start a new engine")
+
+    def _end(self, error: EngineDeadError) -> None:
+        if self._dead is None:
+            self._dead = error
+            for stream in self._streams.values():
+                stream.queue.put_nowait(error)
+            while self._asked:
+                self._answer(error)
+
+
+def _aborted(request: Request) -> RequestOutput:
+    outputs = tuple(CompletionOutput(i, "", (), None, request.seed, finish_reason="abort") for i in range(request.params.n))
+    return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, outputs, finished=True)
+
+
+def _error(message: Failed) -> OctavoError:
+    kind = getattr(errors, message.kind, OctavoError)
+    error = kind(message.message)
+    return error if isinstance(error, OctavoError) else OctavoError(message.message)

@@ -1,0 +1,96 @@
+"""`Engine`: the life of a request, step by step."""
+
+import time
+from dataclasses import replace
+
+from octavo.core.outputs import RequestOutput
+from octavo.core.plan import StepPlan, StepResult
+from octavo.core.request import Request
+from octavo.core.stats import EngineStats
+from octavo.engine.processor import OutputProcessor
+from octavo.runner.runner import ClosedRunner, Runner
+from octavo.scheduler.scheduler import Scheduler
+
+
+class Engine:
+    """Owns one scheduler (the deciding side) and one runner (the doing side).  One thread steps it; nothing here is thread-safe."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, processor: OutputProcessor) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.processor = processor
+        self._seconds = {"schedule": 0.0, "run": 0.0, "commit": 0.0, "text": 0.0}
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.  Raises InvalidRequestError when its memory could never fit the pool, or its id is taken."""
+        self.scheduler.add(request)
+        self.processor.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request and free its memory at once; False when it isn't here (any more).  It gives no further output."""
+        self.processor.discard(request_id)
+        return self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> list[RequestOutput]:
+        """Advance every running request: schedule, run, commit, and turn tokens into text.  Returns what is new, per request."""
+        clock = time.perf_counter()
+        plan = self.scheduler.schedule()
+        clock = self._lap("schedule", clock)
+        result = self._execute(plan)
+        clock = self._lap("run", clock)
+        updates = self.scheduler.commit(plan, result)
+        clock = self._lap("commit", clock)
+        outputs, stops = self.processor.process(updates)
+        for stop in stops:
+            self.scheduler.finish(stop.seq_id, "stop", stop.stop)
+        self._lap("text", clock)
+        return outputs
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """Run the plan; where it fails, run its halves, so that only a sequence that fails alone ends with an error.
+
+        A step can be repeated, and a row's result doesn't depend on its batch, so the halves give what the whole would have given.
+        """
+        try:
+            return self.runner.execute(plan)
+        except Exception as error:  # whatever the machine raises is a state of the requests in this plan, never of the process
+            if len(plan.chunks) <= 1:
+                reason = f"{type(error).__name__}: {error}"
+                return StepResult({}, 0.0, failed={chunk.seq_id: reason for chunk in plan.chunks})
+        middle = len(plan.chunks) // 2
+        first = self._execute(replace(plan, chunks=plan.chunks[:middle]))
+        second = self._execute(StepPlan(plan.step, chunks=plan.chunks[middle:]))
+        return StepResult(
+            {**first.samples, **second.samples},
+            first.elapsed + second.elapsed,
+            {**first.prompt_logprobs, **second.prompt_logprobs},
+            {**first.failed, **second.failed},
+        )
+
+    def stats(self) -> EngineStats:
+        """Counts and shares at this moment; cumulative counters start with the engine."""
+        return self.scheduler.stats()
+
+    def check(self) -> None:
+        """Raise InvariantError unless every law of the memory holds at this moment."""
+        self.scheduler.check()
+
+    def close(self) -> None:
+        """Let go of the runner, and with it of weights, workspaces and the arena.  Counts stay readable."""
+        self.runner = ClosedRunner()
+
+    def step_seconds(self) -> dict[str, float]:
+        """Seconds spent so far, by part: the runner's own parts, and what is left of its time as "rest"."""
+        parts = self.runner.seconds()
+        rest = self._seconds["run"] - sum(parts.values())
+        deciding = {name: seconds for name, seconds in self._seconds.items() if name != "run"}
+        return {**parts, **deciding, "rest": max(0.0, rest)}
+
+    def _lap(self, part: str, begin: float) -> float:
+        now = time.perf_counter()
+        self._seconds[part] += now - begin
+        return now

@@ -1,0 +1,140 @@
+"""`InputProcessor`: from what a caller passes to a complete, checked `Request`."""
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core.errors import InvalidRequestError
+from octavo.core.params import SamplingParams
+from octavo.core.request import Request
+from octavo.text.tokenizer import Tokenizer
+
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What bounds a request.
+
+    usable_tokens: the most one sequence may hold in the pool; pool: how it was sized, for messages.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    usable_tokens: int
+    eos_token_ids: tuple[int, ...]
+    pool: str
+
+
+class InputProcessor:
+    """Makes requests of one engine.  Holds the counters that a request draws from: arrival, id, and seed."""
+
+    def __init__(self, tokenizer: Tokenizer, limits: EngineLimits, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self._seeds = random.Random(seed)
+        self._arrivals = itertools.count()
+
+    def request(self, prompt: PromptInput, params: SamplingParams, **options: Any) -> Request:
+        """One request.  options: request_id, priority, tenant, cache_salt.  Raises InvalidRequestError."""
+        return self.requests([prompt], [params], [options])[0]
+
+    def requests(
+        self, prompts: Sequence[PromptInput], params: Sequence[SamplingParams], options: Sequence[Mapping[str, Any]]
+    ) -> list[Request]:
+        """A list, all of it checked before any counter moves.  Raises InvalidRequestError, which names the index."""
+        checked = []
+        for index, (prompt, one, extra) in enumerate(zip(prompts, params, options, strict=True)):
+            try:
+                checked.append((*self._tokens(prompt), one, extra))
+                self._check(checked[-1][1], one)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(error.detail, index=index) from error
+        return [self._build(text, ids, one, dict(extra)) for text, ids, one, extra in checked]
+
+    def _build(self, text: str | None, ids: tuple[int, ...], params: SamplingParams, options: dict[str, Any]) -> Request:
+        arrival = next(self._arrivals)
+        options.setdefault("request_id", f"request-{arrival}")
+        eos = () if params.ignore_eos else self.limits.eos_token_ids
+        return Request(
+            prompt_token_ids=ids,
+            prompt=text,
+            params=params,
+            max_tokens=self._max_tokens(len(ids), params),
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            stop_token_ids=frozenset((*eos, *(params.stop_token_ids or ()))),
+            arrival=arrival,
+            **options,
+        )
+
+    def _tokens(self, prompt: PromptInput) -> tuple[str | None, tuple[int, ...]]:
+        text: str | None = None
+        ids: Any = prompt
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise InvalidRequestError(f"a prompt's fields are 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if text is not None and not isinstance(text, str):
+                raise InvalidRequestError(f"'prompt' must be text, not {type(text).__name__}")
+        elif isinstance(prompt, str):
+            text, ids = prompt, None
+        if ids is None:
+            if text is None:
+                raise InvalidRequestError("the prompt is neither text nor a list of token ids")
+            ids = self.tokenizer.encode(text)
+            if not ids:
+                raise InvalidRequestError("the prompt is empty, and this model has no token that begins a text; send at least one")
+        return text, self._checked_ids(ids)
+
+    def _checked_ids(self, ids: Any) -> tuple[int, ...]:
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+            raise InvalidRequestError(f"the prompt must be text or a list of token ids, not {type(ids).__name__}")
+        ids = tuple(ids)
+        if not ids:
+            raise InvalidRequestError("the prompt has no token ids; send at least one")
+        for position, token in enumerate(ids):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise InvalidRequestError(f"token {position} of the prompt is {token!r}, which is not a whole number")
+            if not 0 <= token < self.limits.vocab_size:
+                raise InvalidRequestError(
+                    f"token {position} of the prompt is {token}; this model's ids are 0 to {self.limits.vocab_size - 1}"
+                )
+        return ids
+
+    def _check(self, ids: tuple[int, ...], params: SamplingParams) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"the parameters must be SamplingParams, not {type(params).__name__}")
+        params.check_vocab(self.limits.vocab_size)
+        limits, length = self.limits, len(ids)
+        if length >= limits.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {length} tokens and leaves no room for an answer: max_model_len is {limits.max_model_len};"
+                " shorten it or raise max_model_len"
+            )
+        if length > limits.usable_tokens:
+            raise InvalidRequestError(
+                f"the prompt has {length} tokens, and the KV cache holds {limits.usable_tokens} in all ({limits.pool}); shorten it,"
+                " or raise num_blocks or kv_cache_memory_bytes"
+            )
+        if not params.max_tokens_given or params.max_tokens is None:
+            return
+        if length + params.max_tokens > limits.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {length} tokens and max_tokens={int(params.max_tokens)} asks for as many more, together"
+                f" {length + params.max_tokens}: max_model_len is {limits.max_model_len}; lower max_tokens to at most"
+                f" {limits.max_model_len - length} or raise max_model_len"
+            )
+        # The last token is answered and never read again, so it takes no place in the cache.
+        if length + params.max_tokens - 1 > limits.usable_tokens:
+            raise InvalidRequestError(
+                f"the prompt has {length} tokens and max_tokens={int(params.max_tokens)}, and the KV cache holds"
+                f" {limits.usable_tokens} in all ({limits.pool}); lower max_tokens to at most"
+                f" {limits.usable_tokens - length + 1}, or raise num_blocks or kv_cache_memory_bytes"
+            )
+
+    def _max_tokens(self, length: int, params: SamplingParams) -> int:
+        room = min(self.limits.max_model_len - length, self.limits.usable_tokens - length + 1)
+        return room if params.max_tokens is None else min(int(params.max_tokens), room)

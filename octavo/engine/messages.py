@@ -1,0 +1,90 @@
+"""What passes between a front and the engine process: typed msgpack, with a length before each message.
+
+Never pickle: whatever else may one day write to this socket must not be able to run code here.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+
+from octavo.core.outputs import RequestOutput
+from octavo.core.request import Request
+from octavo.core.stats import EngineStats
+from octavo.engine.inputs import EngineLimits
+from octavo.spec.budget import MemoryPlan
+
+HEADER = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, tag=True):
+    """Front to engine, first: the fields of an EngineConfig."""
+
+    config: dict[str, Any]
+
+
+class Ready(msgspec.Struct, tag=True):
+    """Engine to front: it serves."""
+
+    limits: EngineLimits
+    plan: MemoryPlan
+
+
+class Failed(msgspec.Struct, tag=True):
+    """Engine to front: it could not start, or request `request_id` was refused.  kind: the error's class in `octavo.core.errors`."""
+
+    kind: str
+    message: str
+    request_id: str | None = None
+
+
+class Add(msgspec.Struct, tag=True):
+    """Front to engine: queue this."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True):
+    """Front to engine: drop this request; it gives no further output."""
+
+    request_id: str
+
+
+class Ask(msgspec.Struct, tag=True):
+    """Front to engine: answer with `Stats`, or first prove the laws and answer `Failed` if one is broken."""
+
+    check: bool = False
+
+
+class Stats(msgspec.Struct, tag=True):
+    """Engine to front, to an `Ask`, in order."""
+
+    stats: EngineStats
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """Engine to front: what one step gave."""
+
+    outputs: list[RequestOutput]
+
+
+ToEngine = Start | Add | Abort | Ask
+ToFront = Ready | Failed | Stats | Outputs
+
+_encoder = msgspec.msgpack.Encoder()
+_decode_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_decode_to_front = msgspec.msgpack.Decoder(ToFront)
+
+
+def pack(message: ToEngine | ToFront) -> bytes:
+    """Header and body."""
+    body = _encoder.encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+def unpack_for_engine(body: bytes) -> ToEngine:
+    return _decode_to_engine.decode(body)
+
+
+def unpack_for_front(body: bytes) -> ToFront:
+    return _decode_to_front.decode(body)

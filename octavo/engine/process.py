@@ -1,0 +1,107 @@
+"""The engine process: reads messages between steps, steps while there is work, sleeps while there is none.
+
+Started by `octavo.engine.client` as `python -m octavo.engine.process FD`, with one end of a socket pair as that descriptor.
+It ends when the front's end of the pair closes, so it never outlives its front.
+"""
+
+import select
+import signal
+import socket
+import sys
+
+from octavo.core.errors import OctavoError
+from octavo.engine.build import build_engine
+from octavo.engine.config import EngineConfig
+from octavo.engine.engine import Engine
+from octavo.engine.messages import HEADER, Abort, Add, Ask, Failed, Outputs, Ready, Start, Stats, ToEngine, ToFront, pack, unpack_for_engine
+
+
+class FrontGone(Exception):
+    """The other end of the pair is closed."""
+
+
+class Mailbox:
+    """The engine's end of the pair.  Blocking reads only while the engine is idle."""
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._socket = pair
+        self._buffer = bytearray()
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """Messages that are here now; with `wait`, at least one.  Raises FrontGone."""
+        messages = self._complete()
+        while select.select([self._socket], [], [], None if wait and not messages else 0)[0]:
+            part = self._socket.recv(1 << 20)
+            if not part:
+                raise FrontGone
+            self._buffer += part
+            messages += self._complete()
+        return messages
+
+    def send(self, message: ToFront) -> None:
+        try:
+            self._socket.sendall(pack(message))
+        except OSError as error:
+            raise FrontGone from error
+
+    def _complete(self) -> list[ToEngine]:
+        messages = []
+        while len(self._buffer) >= HEADER.size:
+            end = HEADER.size + HEADER.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                break
+            messages.append(unpack_for_engine(bytes(self._buffer[HEADER.size : end])))
+            del self._buffer[:end]
+        return messages
+
+
+def serve(mailbox: Mailbox) -> None:
+    """Build the engine that the first message describes, then serve until the front goes."""
+    start, *early = mailbox.receive(wait=True)
+    if not isinstance(start, Start):
+        raise OctavoError(f"the first message must be Start, not {type(start).__name__}")
+    try:
+        built = build_engine(EngineConfig(**start.config))
+    except OctavoError as error:
+        mailbox.send(Failed(type(error).__name__, str(error)))
+        return
+    mailbox.send(Ready(built.limits, built.plan))
+    engine = built.engine
+    for message in early:
+        _handle(engine, mailbox, message)
+    while True:
+        for message in mailbox.receive(wait=not engine.has_work):
+            _handle(engine, mailbox, message)
+        if engine.has_work and (outputs := engine.step()):
+            mailbox.send(Outputs(outputs))
+
+
+def _handle(engine: Engine, mailbox: Mailbox, message: ToEngine) -> None:
+    if isinstance(message, Add):
+        try:
+            engine.add_request(message.request)
+        except OctavoError as error:
+            mailbox.send(Failed(type(error).__name__, str(error), message.request.request_id))
+    elif isinstance(message, Abort):
+        engine.abort(message.request_id)
+    elif isinstance(message, Ask):
+        try:
+            if message.check:
+                engine.check()
+        except OctavoError as error:
+            mailbox.send(Failed(type(error).__name__, str(error)))
+        else:
+            mailbox.send(Stats(engine.stats()))
+
+
+def main(descriptor: int) -> None:
+    """Entry of the process.  An interrupt from the terminal goes to the front, which decides; it ends this process by closing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve(Mailbox(socket.socket(fileno=descriptor)))
+    except FrontGone:
+        return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

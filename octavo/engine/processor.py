@@ -1,0 +1,137 @@
+"""`OutputProcessor`: from the scheduler's tokens to the text that a client sees, and the stop strings found in it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from octavo.core.outputs import CompletionOutput, FinishReason, RequestOutput
+from octavo.core.plan import TokenLogprobs
+from octavo.core.request import Request
+from octavo.scheduler.updates import SequenceUpdate
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.stops import StopChecker
+from octavo.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _SampleText:
+    """One sample's way from ids to text."""
+
+    detokenizer: Detokenizer
+    stops: StopChecker
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    samples: dict[int, _SampleText]
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    open: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class StringStop:
+    """A stop string was found: this sequence is to be finished."""
+
+    seq_id: int
+    stop: str
+
+
+class OutputProcessor:
+    """Keeps the text state of every request in the engine.  Text that might be the head of a stop string is held back."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._running: dict[str, _Running] = {}
+
+    def add(self, request: Request) -> None:
+        params = request.params
+        self._running[request.request_id] = _Running(
+            request,
+            {
+                index: _SampleText(
+                    Detokenizer(self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens),
+                    StopChecker(params.stop or (), include_stop=params.include_stop_str_in_output),
+                )
+                for index in range(params.n)
+            },
+            None if params.prompt_logprobs is None else [None],
+            set(range(params.n)),
+        )
+
+    def process(self, updates: Iterable[SequenceUpdate]) -> tuple[list[RequestOutput], list[StringStop]]:
+        """Turn one step's updates into deltas, one per request that moved.  Mutates the text state; ended requests are forgotten."""
+        deltas: dict[str, list[CompletionOutput]] = {}
+        stops: list[StringStop] = []
+        cached: dict[str, int] = {}
+        for update in updates:
+            running = self._running.get(update.request_id)
+            if running is None or update.sample_index not in running.open:
+                continue
+            if update.prompt_logprobs and running.prompt_logprobs is not None and update.sample_index == 0:
+                running.prompt_logprobs.extend(update.prompt_logprobs)
+            if update.token_id is None and update.finish_reason is None:
+                continue
+            output, stop = self._advance(running, update)
+            if stop is not None:
+                stops.append(StringStop(update.seq_id, stop))
+            if output.finish_reason is not None:
+                running.open.discard(update.sample_index)
+            deltas.setdefault(update.request_id, []).append(output)
+            cached[update.request_id] = update.num_cached_tokens
+        return [self._output(request_id, outputs, cached[request_id]) for request_id, outputs in deltas.items()], stops
+
+    def _advance(self, running: _Running, update: SequenceUpdate) -> tuple[CompletionOutput, str | None]:
+        text = running.samples[update.sample_index]
+        params = running.request.params
+        finish: FinishReason | None = update.finish_reason
+        stop_reason: str | int | None = update.stop_reason
+        found: str | None = None
+        pieces = ""
+        if update.token_id is not None:
+            text.tokens += 1
+            # An EOS or stop token ends the text before itself, as vLLM does; its id stays in token_ids.
+            hidden = finish == "stop" and not params.include_stop_str_in_output
+            new = "" if hidden else text.detokenizer.push([update.token_id])
+            pieces, found = self._search(text, new, params.min_tokens)
+        if finish is not None and found is None:
+            tail, found = self._search(text, text.detokenizer.flush(), params.min_tokens)
+            pieces += tail
+            if found is None:
+                pieces += text.stops.flush()
+        if found is not None and finish in (None, "stop", "length"):
+            finish, stop_reason = "stop", found
+        return (
+            CompletionOutput(
+                index=update.sample_index,
+                text=pieces,
+                token_ids=() if update.token_id is None else (update.token_id,),
+                logprobs=None if update.logprobs is None else (update.logprobs,),
+                seed=running.request.seed,
+                finish_reason=finish,
+                stop_reason=stop_reason,
+                error=update.error,
+            ),
+            found if update.finish_reason is None else None,
+        )
+
+    @staticmethod
+    def _search(text: _SampleText, new: str, min_tokens: int) -> tuple[str, str | None]:
+        if text.tokens <= min_tokens and text.tokens > 0 and min_tokens:
+            return text.stops.skip(new), None
+        return text.stops.push(new)
+
+    def _output(self, request_id: str, outputs: list[CompletionOutput], num_cached_tokens: int) -> RequestOutput:
+        running = self._running[request_id]
+        finished = not running.open
+        if finished:
+            del self._running[request_id]
+        return RequestOutput(
+            request_id=request_id,
+            prompt=running.request.prompt,
+            prompt_token_ids=running.request.prompt_token_ids,
+            outputs=tuple(outputs),
+            finished=finished,
+            num_cached_tokens=num_cached_tokens,
+            prompt_logprobs=None if running.prompt_logprobs is None or not finished else tuple(running.prompt_logprobs),
+        )

@@ -1,0 +1,195 @@
+"""`LLM` and `AsyncLLM`: Octavo as a library."""
+
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from octavo.core.errors import InvalidRequestError, OctavoError
+from octavo.core.outputs import RequestOutput
+from octavo.core.params import SamplingParams
+from octavo.core.request import Request
+from octavo.core.stats import EngineStats
+from octavo.engine.build import build_engine, load_tokenizer
+from octavo.engine.client import EngineClient
+from octavo.engine.collect import Collector
+from octavo.engine.config import EngineConfig
+from octavo.engine.engine import Engine
+from octavo.engine.inputs import InputProcessor, PromptInput
+from octavo.spec.budget import MemoryPlan
+from octavo.text.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model, ready to answer; the engine runs in this process.  All settings are those of `EngineConfig`.
+
+    Calls from several threads take turns.  Raises OctavoError kin; see docs/ARCHITECTURE.md.
+
+        with LLM("smollm2-135m") as llm:
+            print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        built = build_engine(EngineConfig(model=model, **settings))
+        self.config = built.config
+        self.engine: Engine = built.engine
+        self.tokenizer: Tokenizer = built.tokenizer
+        self.memory_plan: MemoryPlan = built.plan
+        self._inputs = InputProcessor(built.tokenizer, built.limits, built.config.seed)
+        self._turn = threading.Lock()
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; results in input order.
+
+        prompts: text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
+        sampling_params: one for all, or one for each.  use_tqdm: a progress bar once the work takes longer than two seconds.
+
+        Every prompt is checked before any is queued: InvalidRequestError names the index of the one that can't be served.  What
+        fails while running sets its own output's finish_reason to "error", and `error` to the cause; the others return.
+        """
+        batch = _as_list(prompts)
+        params = _spread("sampling_params", sampling_params or SamplingParams(), len(batch), SamplingParams)
+        options = [{"priority": one} for one in _spread("priority", priority, len(batch), int)]
+        with self._turn:
+            if self._closed:
+                raise OctavoError("this LLM is closed; make a new one")
+            requests = self._inputs.requests(batch, params, options)
+            return self._run(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, rendered by the model's own chat template.  Otherwise as `generate`."""
+        if not messages:
+            raise InvalidRequestError("there are no messages; send at least one")
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        prompts = [
+            self.tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt, **template_arguments)
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        collectors = {request.request_id: Collector(request) for request in requests}
+        try:
+            for request in requests:
+                self.engine.add_request(request)
+            with tqdm(total=len(requests), desc="requests", disable=not use_tqdm, delay=2, leave=False) as bar:
+                while self.engine.has_work:
+                    for delta in self.engine.step():
+                        collectors[delta.request_id].add(delta)
+                        bar.update(delta.finished)
+        except BaseException:  # an interrupt too: what was queued must not run on in the next call
+            for request in requests:
+                self.engine.abort(request.request_id)
+            raise
+        return [collectors[request.request_id].output(unfinished="abort") for request in requests]
+
+    def stats(self) -> EngineStats:
+        """Blocks, tokens and requests, at this moment and since the start."""
+        return self.engine.stats()
+
+    def check(self) -> None:
+        """Raise InvariantError unless every law of the memory holds."""
+        self.engine.check()
+
+    def close(self) -> None:
+        """Give weights, workspaces and the pool back.  Waits for a call in progress; closing again does nothing."""
+        with self._turn:
+            self._closed = True
+            self.engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncLLM:
+    """As `LLM`, for asyncio: the engine runs in a process of its own, so that this one's event loop never waits for a step."""
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self.config = EngineConfig(model=model, **settings)
+        self.tokenizer = load_tokenizer(self.config)
+        self._client = EngineClient(self.config)
+        self.memory_plan = self._client.plan
+        self._inputs = InputProcessor(self.tokenizer, self._client.limits, self.config.seed)
+
+    async def generate(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield deltas: each output's `text` and `token_ids` are what is new.  Leaving the iterator aborts the request."""
+        options: dict[str, Any] = {"priority": priority}
+        if request_id is not None:
+            options["request_id"] = request_id
+        request = self._inputs.request(prompt, sampling_params or SamplingParams(), **options)
+        stream = self._client.stream(request)
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def abort(self, request_id: str) -> bool:
+        """End a running request; False when there is none of that id."""
+        return await self._client.abort(request_id)
+
+    async def stats(self) -> EngineStats:
+        """As `LLM.stats`, between two steps of the engine."""
+        return await self._client.stats()
+
+    async def check(self) -> None:
+        """As `LLM.check`."""
+        await self._client.stats(check=True)
+
+    def close(self) -> None:
+        """End the engine process; streams that still run raise EngineDeadError."""
+        self._client.close()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_list(prompts: Any) -> list[PromptInput]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise InvalidRequestError(f"prompts must be text, token ids, or a list of prompts, not {type(prompts).__name__}")
+    if prompts and all(isinstance(token, int) for token in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _spread(name: str, value: Any, count: int, kind: type) -> list[Any]:
+    if isinstance(value, kind):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts; give one for all, or one for each")
+    return values
