@@ -10,7 +10,7 @@ PACKAGE = ROOT / "octavo"
 
 
 def files(*folders: str, suffixes: tuple[str, ...]) -> list[Path]:
-    """Source files under these folders of the project, sorted.  What tools leave behind (`__pycache__`, hidden folders) is passed over."""
+    """Source files under these folders of the project, sorted.  What tools leave behind is passed over."""
     found = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
     return sorted(path for path in found if not _generated(path.relative_to(ROOT)))
 
