@@ -51,8 +51,7 @@ $(VENV)/.created:
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(NATIVE)
 	$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
-	@$(BIN)/python -m octavo.kernels.availability || true
-	@touch $@
+	@if $(BIN)/python -m octavo.kernels.availability; then touch $@; else echo "Going on without compiled kernels; the next make tries again."; fi
 
 # The fetch looks into the user's cache folder first, so that a model is downloaded once per user.
 $(VENV)/.model: $(VENV)/.installed
