@@ -1,6 +1,6 @@
 """What the memory and the scheduler report about themselves: plain counts, taken at one moment."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class MemoryStats:
         return (self.blocks_quarantined + self.blocks_offline) * self.block_size
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """The scheduler's queues at one moment, and its counts since it was made.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats(MemoryStats):
+    """The memory and the scheduler's queues at one moment, and the scheduler's counts since it was made.
 
     tokens_computed: rows computed in committed steps.  tokens_recomputed: those of them that a preemption had thrown away before.
     tokens_cached: tokens read from memory instead of computed, at admission.
@@ -60,3 +60,7 @@ class SchedulerStats:
     tokens_cached: int
     output_share: float
     prefill_speed: float
+
+    def as_dict(self) -> dict[str, int | float]:
+        """Every field by its name."""
+        return asdict(self)

@@ -1,0 +1,113 @@
+"""`Sequence`: one sample of a request on its way, and the order among sequences."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo.core.plan import Chunk, SequenceStart
+from octavo.core.request import Request
+from octavo.kv.lease import Lease
+
+
+class Status(Enum):
+    WAITING = "waiting"  # never ran
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waits again, after it gave its memory up
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable, and the scheduler's own.  There is no prefill and no decode: `num_computed` catches up with `tokens`.
+
+    order: (priority, the scheduler's order of arrival): the smaller goes first.  It never changes, so that a preempted sequence
+        keeps its age.
+    tokens: the prompt's and the generated ids.  num_computed: how many of them have their K and V, or need none.
+    num_blocks_sent: how much of the block table the runner knows.  is_known: whether the runner knows the sequence at all.
+    num_prompt_rows_done: how many of the prompt's logprob rows have been delivered (all, when none are asked for).
+    num_computed_before: the most tokens that were computed before a preemption threw them away.
+    times_overtaken: how many sequences were admitted past this one while it was the head of the queue.
+    overtook: the head that this one was admitted past, if any.
+    """
+
+    seq_id: int
+    request: Request
+    sample_index: int
+    tokens: list[int]
+    prompt_len: int
+    final_tokens: int
+    order: tuple[int, int]
+    num_prompt_rows_done: int
+    status: Status = Status.WAITING
+    lease: Lease | None = None
+    num_computed: int = 0
+    num_blocks_sent: int = 0
+    is_known: bool = False
+    num_cached_at_first: int | None = None
+    num_computed_before: int = 0
+    times_overtaken: int = 0
+    overtook: "Sequence | None" = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, request: Request, seq_id: int, sample_index: int) -> "Sequence":
+        prompt_len = len(request.prompt_token_ids)
+        return cls(
+            seq_id=seq_id,
+            request=request,
+            sample_index=sample_index,
+            tokens=list(request.prompt_token_ids),
+            prompt_len=prompt_len,
+            final_tokens=prompt_len + request.max_tokens - 1,
+            order=(request.priority, seq_id),
+            num_prompt_rows_done=prompt_len - 1 if request.params.prompt_logprobs is None else 0,
+        )
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens still to be computed; 1 while it generates."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output_left(self) -> int:
+        """New tokens that it may still generate."""
+        return self.request.max_tokens - self.num_generated
+
+    def next_stop(self, num_tokens: int) -> int:
+        """Where a chunk of at most `num_tokens` ends.
+
+        Rows that owe a prompt logprob lead their chunk, so a chunk of rows that were delivered before a preemption ends where
+        those that are still owed begin.
+        """
+        end = min(self.num_computed + num_tokens, len(self.tokens))
+        if self.num_computed < self.num_prompt_rows_done < self.prompt_len - 1:
+            end = min(end, self.num_prompt_rows_done)
+        return end
+
+    def chunk_to(self, end: int, lease: Lease) -> Chunk:
+        """The tokens from `num_computed` to `end`, with the blocks that the runner has not heard of."""
+        start = self.num_computed
+        blocks = lease.blocks
+        return Chunk(
+            seq_id=self.seq_id,
+            start=start,
+            tokens=tuple(self.tokens[start:end]) if end - start > 1 else (self.tokens[start],),
+            new_blocks=tuple(blocks[self.num_blocks_sent :]) if len(blocks) > self.num_blocks_sent else (),
+            sample=end == len(self.tokens),
+            write=end > lease.num_written,
+            prompt_rows=max(0, min(end, self.prompt_len - 1) - start) if start >= self.num_prompt_rows_done else 0,
+        )
+
+    def start(self) -> SequenceStart:
+        request = self.request
+        return SequenceStart(
+            seq_id=self.seq_id,
+            tokens=tuple(self.tokens),
+            prompt_len=self.prompt_len,
+            params=request.params,
+            seed=request.seed,
+            sample_index=self.sample_index,
+            stop_token_ids=request.stop_token_ids,
+        )

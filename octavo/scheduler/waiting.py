@@ -1,0 +1,49 @@
+"""`WaitingQueue`: sequences that are not running, in the one order that also chooses victims."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from octavo.scheduler.sequence import Sequence
+
+
+def by_order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+def insert_in_order(sequences: list[Sequence], sequence: Sequence) -> None:
+    insort(sequences, sequence, key=by_order)
+
+
+def remove_in_order(sequences: list[Sequence], sequence: Sequence) -> None:
+    """Remove `sequence`, which must be there.  A binary search, then a move of pointers."""
+    del sequences[bisect_left(sequences, sequence.order, key=by_order)]
+
+
+class WaitingQueue:
+    """By priority (lower first), then by arrival.
+
+    A preempted sequence keeps its age, so it stands ahead of every fresh one of equal priority, save those that it overtook itself.
+    """
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    @property
+    def head(self) -> Sequence:
+        return self._sequences[0]
+
+    def behind_head(self, count: int) -> list[Sequence]:
+        """The next `count` after the head."""
+        return self._sequences[1 : 1 + count]
+
+    def add(self, sequence: Sequence) -> None:
+        insert_in_order(self._sequences, sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        remove_in_order(self._sequences, sequence)
