@@ -127,9 +127,9 @@ static void product(const LinearArgs& a, Team team) {
 
 void linear(const LinearArgs& a, Team team) {
   if (a.w->dtype == DType::bf16)
-    product<BFloatStep>(a, team);
+    product<BFloatProduct>(a, team);
   else
-    product<FloatStep>(a, team);
+    product<FloatProduct>(a, team);
 }
 
 }  // namespace OCTAVO_PATH

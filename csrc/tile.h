@@ -14,14 +14,14 @@ constexpr int kPanelVectors = kPanel / kLanes;
 // How many rows and vectors a tile may have, so that its sums stay in registers.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVectors = 4;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kTileRows = 6, kTileVectors = 1;
 #else
 constexpr int kTileRows = 2, kTileVectors = 1;
 #endif
 
 // What a step of the chain is, for each dtype of the weights: one k for float32, two neighbouring k for bfloat16.
-struct FloatStep {
+struct FloatProduct {
   typedef float Element;
   typedef F16 Columns;
   static constexpr int pair = 1;
@@ -30,7 +30,7 @@ struct FloatStep {
   static inline F16 step(F16 sum, F16 x, F16 w) { return fma(x, w, sum); }
 };
 
-struct BFloatStep {
+struct BFloatProduct {
   typedef half_t Element;
   typedef Pairs Columns;
   static constexpr int pair = 2;
@@ -71,15 +71,11 @@ using Tile = void (*)(const typename S::Element*, int64_t, const typename S::Ele
 // The tile for `rows` (1 to kTileRows) and V vectors.
 template <class S, int V>
 static Tile<S> tile_for(int rows) {
-  switch (rows) {
-    case 1: return tile<S, 1, V>;
-#if defined(__AVX2__)
-    case 3: return tile<S, 3, V>;
-    case 4: return tile<S, 4, V>;
-    case 5: return tile<S, 5, V>;
-    case 6: return tile<S, 6, V>;
-#endif
-    default: return tile<S, 2, V>;
+  if constexpr (kTileRows > 2) {
+    static constexpr Tile<S> tiles[] = {tile<S, 1, V>, tile<S, 2, V>, tile<S, 3, V>, tile<S, 4, V>, tile<S, 5, V>, tile<S, 6, V>};
+    return tiles[rows - 1];
+  } else {
+    return rows == 1 ? tile<S, 1, V> : tile<S, 2, V>;
   }
 }
 

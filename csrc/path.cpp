@@ -1,0 +1,13 @@
+// The table of this path's kernels.
+#include "kernels.h"
+
+#define OCTAVO_TEXT_(x) #x
+#define OCTAVO_TEXT(x) OCTAVO_TEXT_(x)
+
+namespace octavo {
+namespace OCTAVO_PATH {
+
+const Kernels kernels = {OCTAVO_TEXT(OCTAVO_PATH), linear, embed, norm, append_kv, attention, attention_merge};
+
+}  // namespace OCTAVO_PATH
+}  // namespace octavo

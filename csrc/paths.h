@@ -1,0 +1,12 @@
+// Which instruction paths this build holds and this machine can run.
+#pragma once
+#include <vector>
+
+#include "abi.h"
+
+namespace octavo {
+
+// Best first.  The portable path is always last.  The processor and the operating system (saved registers) are both asked.
+std::vector<const Kernels*> available_paths();
+
+}  // namespace octavo
