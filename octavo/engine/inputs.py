@@ -9,6 +9,7 @@ from typing import Any
 from octavo.core.errors import InvalidRequestError
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
+from octavo.text.bad_words import bad_word_ids
 from octavo.text.tokenizer import Tokenizer
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
@@ -65,6 +66,7 @@ class InputProcessor:
             max_tokens=self._max_tokens(len(ids), params),
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             stop_token_ids=frozenset((*eos, *(params.stop_token_ids or ()))),
+            bad_words_ids=bad_word_ids(self.tokenizer, params.bad_words or ()),
             arrival=arrival,
             **options,
         )

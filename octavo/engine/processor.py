@@ -51,13 +51,17 @@ class OutputProcessor:
             {
                 index: _SampleText(
                     Detokenizer(self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens),
-                    StopChecker(params.stop or (), include_stop=params.include_stop_str_in_output),
+                    StopChecker(params.stop or (), include=params.include_stop_str_in_output),
                 )
                 for index in range(params.n)
             },
             None if params.prompt_logprobs is None else [None],
             set(range(params.n)),
         )
+
+    def discard(self, request_id: str) -> None:
+        """Forget a request; what its sequences still bring is dropped."""
+        self._running.pop(request_id, None)
 
     def process(self, updates: Iterable[SequenceUpdate]) -> tuple[list[RequestOutput], list[StringStop]]:
         """Turn one step's updates into deltas, one per request that moved.  Mutates the text state; ended requests are forgotten."""
@@ -74,52 +78,41 @@ class OutputProcessor:
                 continue
             output, stop = self._advance(running, update)
             if stop is not None:
-                stops.append(StringStop(update.seq_id, stop))
+                stops.append(stop)
             if output.finish_reason is not None:
                 running.open.discard(update.sample_index)
             deltas.setdefault(update.request_id, []).append(output)
             cached[update.request_id] = update.num_cached_tokens
         return [self._output(request_id, outputs, cached[request_id]) for request_id, outputs in deltas.items()], stops
 
-    def _advance(self, running: _Running, update: SequenceUpdate) -> tuple[CompletionOutput, str | None]:
-        text = running.samples[update.sample_index]
-        params = running.request.params
+    def _advance(self, running: _Running, update: SequenceUpdate) -> tuple[CompletionOutput, StringStop | None]:
+        sample = running.samples[update.sample_index]
         finish: FinishReason | None = update.finish_reason
-        stop_reason: str | int | None = update.stop_reason
-        found: str | None = None
-        pieces = ""
+        new = ""
         if update.token_id is not None:
-            text.tokens += 1
-            # An EOS or stop token ends the text before itself, as vLLM does; its id stays in token_ids.
-            hidden = finish == "stop" and not params.include_stop_str_in_output
-            new = "" if hidden else text.detokenizer.push([update.token_id])
-            pieces, found = self._search(text, new, params.min_tokens)
+            sample.tokens += 1
+            # The id that ends a text (EOS or a stop token) stays in token_ids; its spelling isn't part of the text.
+            if finish != "stop":
+                new = sample.detokenizer.push((update.token_id,))
+        if finish is not None:
+            new += sample.detokenizer.flush()
+        if sample.tokens > running.request.params.min_tokens:
+            new = sample.stops.push(new)
+        found = sample.stops.matched
         if finish is not None and found is None:
-            tail, found = self._search(text, text.detokenizer.flush(), params.min_tokens)
-            pieces += tail
-            if found is None:
-                pieces += text.stops.flush()
-        if found is not None and finish in (None, "stop", "length"):
-            finish, stop_reason = "stop", found
-        return (
-            CompletionOutput(
-                index=update.sample_index,
-                text=pieces,
-                token_ids=() if update.token_id is None else (update.token_id,),
-                logprobs=None if update.logprobs is None else (update.logprobs,),
-                seed=running.request.seed,
-                finish_reason=finish,
-                stop_reason=stop_reason,
-                error=update.error,
-            ),
-            found if update.finish_reason is None else None,
+            new += sample.stops.flush()
+        completion = CompletionOutput(
+            index=update.sample_index,
+            text=new,
+            token_ids=() if update.token_id is None else (update.token_id,),
+            logprobs=None if update.logprobs is None else (update.logprobs,),
+            seed=running.request.seed,
+            finish_reason="stop" if found is not None else finish,
+            stop_reason=found if found is not None else update.stop_reason,
+            error=update.error,
         )
-
-    @staticmethod
-    def _search(text: _SampleText, new: str, min_tokens: int) -> tuple[str, str | None]:
-        if text.tokens <= min_tokens and text.tokens > 0 and min_tokens:
-            return text.stops.skip(new), None
-        return text.stops.push(new)
+        still_runs = found is not None and finish is None
+        return completion, StringStop(update.seq_id, found) if still_runs and found is not None else None
 
     def _output(self, request_id: str, outputs: list[CompletionOutput], num_cached_tokens: int) -> RequestOutput:
         running = self._running[request_id]

@@ -1,6 +1,6 @@
 """`Sampler`: chooses each sequence's next token from its row of logits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,8 +45,8 @@ class Sampler:
     def sample(self, seq_ids: Sequence[int], logits: torch.Tensor) -> Sampled:
         """Choose a token for each of `seq_ids` from the row of `logits` (float32 [len(seq_ids), vocab]) at its place.
 
-        Each chosen token is added to its sequence's state; `logits` stays as it is.  A row from which nothing can be chosen (a NaN,
-        or everything masked) fails its own sequence, whose state is left alone.  KeyError: a sequence was never started.
+        Neither the sequences' states nor `logits` change: `record` adds what a step chose once the step has succeeded.  A row from which nothing can be chosen (a NaN,
+        or everything masked) fails its own sequence.  KeyError: a sequence was never started.
         """
         sequences = [self._sequences[seq_id] for seq_id in seq_ids]
         sampled = Sampled()
@@ -64,9 +64,13 @@ class Sampler:
                     continue
             k = sequence.params.logprobs
             logprobs = None if k is None else self._logprobs(logits[i], token, k)
-            sequence.append(token)
             sampled.samples[seq_id] = Sample(token, logprobs)
         return sampled
+
+    def record(self, samples: Mapping[int, Sample]) -> None:
+        """Add each chosen token to its sequence's state: the next draw is for the position after it.  Mutates."""
+        for seq_id, sample in samples.items():
+            self._sequences[seq_id].append(sample.token_id)
 
     def prompt_logprobs(self, logits: torch.Tensor, targets: Sequence[int], k: int) -> list[TokenLogprobs]:
         """How likely the model found the prompt: for each row of `logits` (float32 [rows, vocab]) the log-probability and rank of

@@ -30,6 +30,13 @@ class CountingOps(ReferenceSamplingOps):
         return super().draw_row(*arguments)
 
 
+def advance(chooser, seq_ids, logits):
+    """One step that succeeds: choose, then record."""
+    result = chooser.sample(seq_ids, logits)
+    chooser.record(result.samples)
+    return result
+
+
 def sampler(*starts, ops=None, vocab=VOCAB):
     made = Sampler(vocab, ops or ReferenceSamplingOps())
     for begin in starts:
@@ -46,7 +53,7 @@ def test_a_plain_greedy_batch_is_one_argmax():
     batch = sampler(*[start(seq_id=i, temperature=0) for i in range(5)], ops=ops)
     logits = random_logits(5)
     logits[2] = 1.0
-    result = batch.sample(range(5), logits)
+    result = advance(batch, range(5), logits)
     assert [result.samples[i].token_id for i in range(5)] == [int(torch.argmax(r)) if i != 2 else 0 for i, r in enumerate(logits)]
     assert ops.calls == {"argmax_rows": 1}
 
@@ -88,7 +95,7 @@ def test_each_step_follows_the_oracle(begin, seed):
     for step in range(5):
         logits = random_logits(1, seed + step)
         expected = edited_logits(logits[0].tolist(), begin, output)
-        result = chooser.sample([0], logits)
+        result = advance(chooser, [0], logits)
         if max(expected) == -math.inf:
             assert "mask the whole vocabulary" in result.failed[0] and not result.samples
             return
@@ -121,7 +128,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(begins, seed):
         order = list(range(len(begins)))[:: 1 if step % 2 else -1]
         batch = together.sample(order, logits[order])
         for i, single in enumerate(alone):
-            result = single.sample([i], logits[i : i + 1])
+            result = advance(single, [i], logits[i : i + 1])
             assert batch.samples.get(i) == result.samples.get(i)
             assert batch.failed.get(i) == result.failed.get(i)
 
@@ -141,17 +148,17 @@ def test_a_resumed_sequence_continues_its_draws_and_counts():
     settings_ = {"temperature": 1.5, "frequency_penalty": 0.8, "repetition_penalty": 1.2, "seed": 7}
     logits = random_logits(20, 3)
     whole = sampler(start(tokens=(4, 5), **settings_))
-    tokens = [whole.sample([0], logits[i : i + 1]).samples[0].token_id for i in range(20)]
+    tokens = [advance(whole, [0], logits[i : i + 1]).samples[0].token_id for i in range(20)]
     for cut in (1, 7, 19):
         resumed = sampler(start(seq_id=9, tokens=(4, 5, *tokens[:cut]), prompt_len=2, **settings_))
-        assert [resumed.sample([9], logits[i : i + 1]).samples[9].token_id for i in range(cut, 20)] == tokens[cut:]
+        assert [advance(resumed, [9], logits[i : i + 1]).samples[9].token_id for i in range(cut, 20)] == tokens[cut:]
 
 
 def test_samples_of_one_request_draw_differently():
     draws = []
     for index in range(2):
         chooser = sampler(start(sample_index=index, seed=3))
-        draws.append([chooser.sample([0], torch.zeros(1, VOCAB)).samples[0].token_id for _ in range(30)])
+        draws.append([advance(chooser, [0], torch.zeros(1, VOCAB)).samples[0].token_id for _ in range(30)])
     assert draws[0] != draws[1]
 
 
@@ -163,7 +170,7 @@ def test_a_poisoned_row_fails_alone(params, poison):
     clean = sampler(*[start(seq_id=i, **params) for i in range(3)]).sample([0, 1, 2], logits)
     logits = logits.clone()
     logits[1, 4] = poison
-    result = batch.sample([0, 1, 2], logits)
+    result = advance(batch, [0, 1, 2], logits)
     assert set(result.failed) == {1} and "NaN" in result.failed[1]
     assert result.samples == {0: clean.samples[0], 2: clean.samples[2]}
 
@@ -172,7 +179,7 @@ def test_min_tokens_keeps_stop_ids_away_and_then_lets_them_come():
     chooser = sampler(start(temperature=0, min_tokens=2, max_tokens=5, stop=(3, 10)))
     logits = torch.zeros(1, VOCAB)
     logits[0, 3], logits[0, 10], logits[0, 6] = 9.0, 8.0, 1.0
-    assert [chooser.sample([0], logits).samples[0].token_id for _ in range(3)] == [6, 6, 3]
+    assert [advance(chooser, [0], logits).samples[0].token_id for _ in range(3)] == [6, 6, 3]
 
 
 def test_bad_words_of_several_tokens_stop_at_the_last():
@@ -182,7 +189,7 @@ def test_bad_words_of_several_tokens_stop_at_the_last():
     logits[1, 6], logits[1, 8] = 9.0, 8.0
     logits[2, 9], logits[2, 2] = 9.0, 8.0
     logits[3, 6] = 9.0
-    assert [chooser.sample([0], logits[i : i + 1]).samples[0].token_id for i in range(4)] == [5, 8, 2, 6]
+    assert [advance(chooser, [0], logits[i : i + 1]).samples[0].token_id for i in range(4)] == [5, 8, 2, 6]
 
 
 def test_logprobs_are_raw_and_the_logits_stay_as_they_were():
@@ -210,13 +217,13 @@ def test_prompt_logprobs():
 def test_release_is_idempotent_and_a_start_replaces():
     chooser = sampler(start(temperature=0, min_tokens=1, stop=(0,)))
     logits = torch.zeros(1, VOCAB)
-    assert chooser.sample([0], logits).samples[0].token_id == 1
+    assert advance(chooser, [0], logits).samples[0].token_id == 1
     chooser.start(start(temperature=0))
-    assert chooser.sample([0], logits).samples[0].token_id == 0
+    assert advance(chooser, [0], logits).samples[0].token_id == 0
     chooser.release(0)
     chooser.release(0)
     with pytest.raises(KeyError):
-        chooser.sample([0], logits)
+        advance(chooser, [0], logits)
 
 
 # Upper 0.1 % points of chi-square by degrees of freedom.
@@ -238,7 +245,7 @@ def test_draws_follow_the_exact_distribution(params):
     logits = random_logits(1, 5)
     begin = start(seed=20240601, **params)
     chooser = sampler(begin)
-    counts = Counter(chooser.sample([0], logits).samples[0].token_id for _ in range(draws))
+    counts = Counter(advance(chooser, [0], logits).samples[0].token_id for _ in range(draws))
     exact = distribution(edited_logits(logits[0].tolist(), begin, []), begin.params)
     kept = [token for token, probability in enumerate(exact) if probability > 0]
     assert set(counts) <= set(kept)
