@@ -1,0 +1,1 @@
+"""The `octavo` command.  Every subcommand imports what it needs when it runs, so that `octavo --help` loads no torch."""

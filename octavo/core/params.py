@@ -29,7 +29,7 @@ class SamplingParams:
     checked without a model; `check_vocab` checks the rest.
 
     n: samples of one prompt; each draws from its own counter.
-    temperature: 0 (or below 1e-5) is greedy.  top_p in (0, 1]; top_k 0 or -1 switches it off; min_p in [0, 1].
+    temperature: 0 (or below 1e-5) is greedy.  top_p: in (0, 1].  top_k: 0 or -1 switches it off.  min_p: in [0, 1].
     presence_penalty, frequency_penalty: in [-2, 2], over generated tokens.
     repetition_penalty: above 0, over prompt and generated tokens (Keskar et al. 2019, section 4.1).
     max_tokens: at most this many new tokens; None means as many as the model's length allows.  A value that the
