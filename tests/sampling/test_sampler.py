@@ -126,7 +126,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(begins, seed):
     for step in range(3):
         logits = random_logits(len(begins), seed + step)
         order = list(range(len(begins)))[:: 1 if step % 2 else -1]
-        batch = together.sample(order, logits[order])
+        batch = advance(together, order, logits[order])
         for i, single in enumerate(alone):
             result = advance(single, [i], logits[i : i + 1])
             assert batch.samples.get(i) == result.samples.get(i)
