@@ -1,0 +1,87 @@
+"""`NullRunner`: carries out plans without computing anything, and catches every contradiction in them.
+
+It keeps what a real runner keeps (tokens, block tables, which position of which block holds whose K and V), so a scheduler that hands
+out a block twice, forgets one, or skips a token fails here.  Its tokens depend on (seed, sample index, position) alone: streams
+must not depend on scheduling.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo.core.plan import Chunk, Sample, StepPlan, StepResult, TokenLogprobs
+
+
+def token_at(seed: int, sample_index: int, position: int, vocab: int = 997) -> int:
+    """The token that a sequence has at `position`, whatever happened before (a mixing function after Steele et al., SplitMix64)."""
+    x = (seed * 0x9E3779B97F4A7C15 + sample_index * 0xBF58476D1CE4E5B9 + position * 0x94D049BB133111EB + 1) % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    return (x ^ x >> 27) % vocab
+
+
+@dataclass
+class Row:
+    """What the runner knows of one sequence."""
+
+    tokens: list[int]
+    seed: int
+    sample_index: int
+    table: list[int] = field(default_factory=list)
+
+
+class NullRunner:
+    """execute(plan) -> StepResult, with a virtual clock: `step_seconds` a step and `token_seconds` a row.
+
+    failing: sequence ids that can't be computed.  seen: plans that were executed.
+    Raises AssertionError for a plan that contradicts itself or an earlier one.
+    """
+
+    def __init__(self, block_size: int, step_seconds: float = 0.01, token_seconds: float = 0.001) -> None:
+        self.block_size = block_size
+        self.step_seconds = step_seconds
+        self.token_seconds = token_seconds
+        self.rows: dict[int, Row] = {}
+        self.written: dict[tuple[int, int], tuple[int, int]] = {}  # (block, offset) -> (sequence, position)
+        self.failing: set[int] = set()
+        self.plans: list[StepPlan] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        for seq_id in plan.released:
+            assert self.rows.pop(seq_id, None) is not None, f"released sequence {seq_id} is unknown"
+        for start in plan.started:
+            assert start.seq_id not in self.rows, f"sequence {start.seq_id} was started twice"
+            self.rows[start.seq_id] = Row(list(start.tokens), start.seed, start.sample_index)
+        assert len({chunk.seq_id for chunk in plan.chunks}) == len(plan.chunks), "two chunks for one sequence"
+        samples: dict[int, Sample] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for chunk in plan.chunks:
+            row = self._compute(chunk)
+            if chunk.prompt_rows:
+                scored = range(chunk.start + 1, chunk.start + 1 + chunk.prompt_rows)
+                prompt_logprobs[chunk.seq_id] = tuple(TokenLogprobs(row.tokens[p], -1.0 * p, 1) for p in scored)
+            if chunk.sample and chunk.seq_id not in self.failing:
+                token = token_at(row.seed, row.sample_index, len(row.tokens))
+                row.tokens.append(token)
+                samples[chunk.seq_id] = Sample(token)
+        elapsed = self.step_seconds + self.token_seconds * plan.num_tokens
+        failed = {chunk.seq_id: "made to fail" for chunk in plan.chunks if chunk.seq_id in self.failing}
+        return StepResult(samples, elapsed, prompt_logprobs, failed)
+
+    def _compute(self, chunk: Chunk) -> Row:
+        row = self.rows[chunk.seq_id]
+        row.table += chunk.new_blocks
+        end = chunk.start + len(chunk.tokens)
+        assert chunk.tokens, f"an empty chunk for sequence {chunk.seq_id}"
+        assert list(chunk.tokens) == row.tokens[chunk.start : end], f"sequence {chunk.seq_id} was given other tokens than it has"
+        assert chunk.sample == (end == len(row.tokens)), f"sequence {chunk.seq_id} samples before its last token"
+        assert len(row.table) * self.block_size >= end, f"sequence {chunk.seq_id} has no block for position {end - 1}"
+        if chunk.write:
+            for position in range(chunk.start, end):
+                self.written[self._place(row, position)] = (chunk.seq_id, position)
+        for position in range(end):
+            assert self.written.get(self._place(row, position)) == (chunk.seq_id, position), (
+                f"position {position} of sequence {chunk.seq_id} was never written, or another sequence wrote over it"
+            )
+        return row
+
+    def _place(self, row: Row, position: int) -> tuple[int, int]:
+        return row.table[position // self.block_size], position % self.block_size
