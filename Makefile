@@ -49,8 +49,9 @@ $(VENV)/.created:
 
 # Build isolation is off so that a change in csrc/ recompiles only what it touches, with the pinned tools; nothing here asks for another torch.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(NATIVE)
-	$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@echo "Installing Octavo and what it needs into $(VENV): a few minutes the first time, most of them for torch."
+	@$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@if $(BIN)/python -m octavo.kernels.availability; then touch $@; else echo "Going on without compiled kernels; the next make tries again."; fi
 
 # The fetch looks into the user's cache folder first, so that a model is downloaded once per user.
