@@ -38,7 +38,7 @@ class LLM:
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.memory_plan: MemoryPlan = built.plan
-        self._inputs = InputProcessor(built.tokenizer, built.limits, built.config.seed)
+        self.inputs = InputProcessor(built.tokenizer, built.limits, built.config.seed)
         self._turn = threading.Lock()
         self._closed = False
 
@@ -64,7 +64,7 @@ class LLM:
         with self._turn:
             if self._closed:
                 raise OctavoError("this LLM is closed; make a new one")
-            requests = self._inputs.requests(batch, params, options)
+            requests = self.inputs.requests(batch, params, options)
             return self._run(requests, use_tqdm)
 
     def chat(
