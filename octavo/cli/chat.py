@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Chat:
-    """One conversation: its history, and the commands that change it.  ask: reads a line, raises EOFError at the end."""
+    """One conversation: its history, and the commands that change it.  ask: reads a line, as `input` does."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Chat:
         params: SamplingParams,
         *,
         system: str | None = None,
-        ask: Callable[[str], str] = input,
+        ask: Callable[[str], str] | None = None,
         out: TextIO | None = None,
     ) -> None:
-        self._llm, self._params, self._ask = llm, params, ask
+        self._llm, self._params, self._ask = llm, params, ask or input
         self._out = out or sys.stdout
         self.system = system
         self.history: list[dict[str, str]] = []
