@@ -10,6 +10,8 @@ from project_files import ROOT, files, modules, name, pages, tree
 
 MAX_LINES = 400
 CODE = files("octavo", "csrc", "tests", "bench", "build_backend", suffixes=(".py", ".cpp", ".h", ".inc", ".txt", ".cmake"))
+# What every architecture's file gives; octavo/models/registry.py says once what each is.
+ARCHITECTURE = {"read_hf", "read_gguf", "build"}
 PROJECT_FILES = [ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / "constraints.txt"]
 
 # In pieces, so that this file doesn't match itself.
@@ -47,6 +49,8 @@ def undocumented(path: Path) -> Iterator[tuple[int, str]]:
         yield 1, "the module"
     for node in module.body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        if path.parent.name == "architectures" and node.name in ARCHITECTURE:
             continue
         if ast.get_docstring(node) is None:
             yield node.lineno, node.name
