@@ -9,6 +9,8 @@ from octavo.kv.lease import Lease
 
 
 class Status(Enum):
+    """Where a sequence is; only a running one holds a lease."""
+
     WAITING = "waiting"  # never ran
     RUNNING = "running"
     PREEMPTED = "preempted"  # waits again, after it gave its memory up

@@ -7,10 +7,12 @@ from octavo.scheduler.sequence import Sequence
 
 
 def by_order(sequence: Sequence) -> tuple[int, int]:
+    """The key of every sorted list of sequences."""
     return sequence.order
 
 
 def insert_in_order(sequences: list[Sequence], sequence: Sequence) -> None:
+    """Put `sequence` in its place among sorted `sequences`."""
     insort(sequences, sequence, key=by_order)
 
 

@@ -8,16 +8,19 @@ from null_runner import NullRunner
 from octavo.core.params import SamplingParams
 from octavo.core.plan import StepPlan
 from octavo.core.request import Request
-from octavo.kv import make_kv_cache
+from octavo.kv import PrefixIndex, make_kv_cache
 from octavo.scheduler import Scheduler, SequenceUpdate
 
 
-def make_request(name: str, prompt_len: int, max_tokens: int, *, seed: int = 0, priority: int = 0, **params: Any) -> Request:
-    """A request whose prompt differs for each seed."""
+def make_request(
+    name: str, prompt_len: int, max_tokens: int, *, seed: int = 0, topic: int | None = None, priority: int = 0, **params: Any
+) -> Request:
+    """A request whose prompt differs for each topic (the seed, if not given), and is a prefix of every longer one with the same."""
+    topic = seed if topic is None else topic
     sampling = SamplingParams(max_tokens=max_tokens, **params)
     return Request(
         request_id=name,
-        prompt_token_ids=tuple((seed + 31 * i) % 997 for i in range(prompt_len)),
+        prompt_token_ids=tuple((topic + 31 * i) % 997 for i in range(prompt_len)),
         params=sampling,
         max_tokens=max_tokens,
         seed=seed,
@@ -27,10 +30,21 @@ def make_request(name: str, prompt_len: int, max_tokens: int, *, seed: int = 0, 
 
 
 def make_scheduler(
-    num_blocks: int, block_size: int = 16, kv_layout: str = "paged", reserve: str = "max", max_model_len: int = 64, **settings: Any
+    num_blocks: int,
+    block_size: int = 16,
+    kv_layout: str = "paged",
+    reserve: str = "max",
+    max_model_len: int = 64,
+    index: PrefixIndex | None = None,
+    **settings: Any,
 ) -> Scheduler:
     manager = make_kv_cache(
-        num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len, kv_layout=kv_layout, reserve=reserve
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        kv_layout=kv_layout,
+        reserve=reserve,
+        index=index,
     )
     return Scheduler(manager, **settings)
 
@@ -38,8 +52,7 @@ def make_scheduler(
 class Driver:
     """Steps a scheduler with a NullRunner, checks every law after each step, and collects what comes out.
 
-    tokens, reasons: by (request id, sample index).  steps: how many were taken.
-    before_step: called with the driver, to let things arrive.
+    tokens, reasons: by (request id, sample index).  steps: how many were taken.  first_step: in which a request's first token came.
     """
 
     def __init__(self, scheduler: Scheduler, block_size: int = 16) -> None:

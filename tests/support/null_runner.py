@@ -1,8 +1,8 @@
 """`NullRunner`: carries out plans without computing anything, and catches every contradiction in them.
 
-It keeps what a real runner keeps (tokens, block tables, which position of which block holds whose K and V), so a scheduler that hands
-out a block twice, forgets one, or skips a token fails here.  Its tokens depend on (seed, sample index, position) alone: streams
-must not depend on scheduling.
+It keeps what a real runner keeps (tokens, block tables, and in every place of every block the prefix whose K and V it holds), so a
+scheduler that hands out a block twice, forgets one, skips a token or shares a wrong prefix fails here.  Its tokens depend on
+(seed, sample index, position) alone: streams must not depend on scheduling.
 """
 
 from dataclasses import dataclass, field
@@ -25,12 +25,18 @@ class Row:
     seed: int
     sample_index: int
     table: list[int] = field(default_factory=list)
+    prefixes: list[int] = field(default_factory=list)  # at each position: a digest of all tokens up to it
+
+    def prefix(self, position: int) -> int:
+        while len(self.prefixes) <= position:
+            self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else 0, self.tokens[len(self.prefixes)])))
+        return self.prefixes[position]
 
 
 class NullRunner:
     """execute(plan) -> StepResult, with a virtual clock: `step_seconds` a step and `token_seconds` a row.
 
-    failing: sequence ids that can't be computed.  seen: plans that were executed.
+    failing: sequence ids that can't be computed.  plans: those that were executed.
     Raises AssertionError for a plan that contradicts itself or an earlier one.
     """
 
@@ -39,7 +45,7 @@ class NullRunner:
         self.step_seconds = step_seconds
         self.token_seconds = token_seconds
         self.rows: dict[int, Row] = {}
-        self.written: dict[tuple[int, int], tuple[int, int]] = {}  # (block, offset) -> (sequence, position)
+        self.written: dict[int, list[int]] = {}  # block -> the prefixes that end at its places
         self.failing: set[int] = set()
         self.plans: list[StepPlan] = []
 
@@ -76,12 +82,14 @@ class NullRunner:
         assert len(row.table) * self.block_size >= end, f"sequence {chunk.seq_id} has no block for position {end - 1}"
         if chunk.write:
             for position in range(chunk.start, end):
-                self.written[self._place(row, position)] = (chunk.seq_id, position)
-        for position in range(end):
-            assert self.written.get(self._place(row, position)) == (chunk.seq_id, position), (
-                f"position {position} of sequence {chunk.seq_id} was never written, or another sequence wrote over it"
+                block, offset = row.table[position // self.block_size], position % self.block_size
+                held = self.written.setdefault(block, [])
+                assert len(held) >= offset, f"position {position} of sequence {chunk.seq_id} leaves a gap in block {block}"
+                held[offset:] = [row.prefix(position)]  # what another sequence left behind it is gone
+        for first in range(0, end, self.block_size):
+            last = min(first + self.block_size, end) - 1
+            held = self.written.get(row.table[first // self.block_size], [])
+            assert held[last - first : last - first + 1] == [row.prefix(last)], (
+                f"the block of position {last} of sequence {chunk.seq_id} holds nothing there, or another prefix"
             )
         return row
-
-    def _place(self, row: Row, position: int) -> tuple[int, int]:
-        return row.table[position // self.block_size], position % self.block_size
