@@ -6,6 +6,8 @@ from tokenizers import AddedToken, decoders, normalizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from octavo.core.errors import ModelLoadError
+
 SPACE_MARK = "\u2581"
 
 
@@ -28,9 +30,18 @@ def add_tokens(backend: Backend, *, special: Iterable[str], plain: Iterable[str]
     backend.add_tokens([AddedToken(text, normalized=False) for text in plain])
 
 
-def byte_level(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], *, whole_words: bool = False) -> Backend:
-    """A byte-level BPE tokenizer, without pre-tokenizer."""
-    backend = Backend(BPE(vocab=dict(vocab), merges=list(merges), ignore_merges=whole_words))
+def byte_level(vocab: Mapping[str, int], merges: Sequence[str], source: str, *, whole_words: bool = False) -> Backend:
+    """A byte-level BPE tokenizer, without pre-tokenizer.
+
+    merges: two tokens with a space between, the first merge first.  A wrong one raises ModelLoadError, naming `source`.
+    """
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    if wrong := next((merge for merge, pair in zip(merges, pairs, strict=True) if not all(pair) or " " in pair[1]), None):
+        raise ModelLoadError(f"{source}: the entry {wrong!r} isn't two tokens")
+    try:
+        backend = Backend(BPE(vocab=dict(vocab), merges=pairs, ignore_merges=whole_words))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"{source}: the merges don't fit the vocabulary: {error}") from error
     backend.decoder = decoders.ByteLevel()
     return backend
 

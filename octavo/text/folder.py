@@ -57,15 +57,9 @@ def _backend(folder: Path, config: Mapping[str, Any]) -> Backend:
 
 
 def _from_vocab_and_merges(folder: Path, config: Mapping[str, Any]) -> Backend:
-    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
-    lines = [line for line in lines if line and not line.startswith("#version")]
-    if wrong := next((line for line in lines if line.count(" ") != 1), None):
-        raise ModelLoadError(f"{folder / 'merges.txt'}: the line {wrong!r} isn't two tokens")
-    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
-    try:
-        backend = byte_level(_json(folder, "vocab.json"), merges)
-    except Exception as error:  # the library raises bare Exception
-        raise ModelLoadError(f"{folder}: vocab.json and merges.txt don't fit together: {error}") from error
+    file = folder / "merges.txt"
+    merges = [line for line in file.read_text(encoding="utf-8").split("\n") if line and not line.startswith("#version")]
+    backend = byte_level(_json(folder, "vocab.json"), merges, str(file))
     prefix = bool(config.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     added = dict(_added_tokens(folder, config))

@@ -36,9 +36,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 class _GGUFVocabulary:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
-        self._tokens: list[str] = self._required("tokens")
-        types = self._get("token_type")
-        self._types: list[int] = [_NORMAL] * len(self._tokens) if types is None else types
+        self._tokens: list[str] = self._list("tokens", str)
+        untyped = self._get("token_type") is None
+        self._types: list[int] = [_NORMAL] * len(self._tokens) if untyped else self._list("token_type", int)
         if len(self._types) != len(self._tokens):
             raise ModelLoadError(
                 f"tokenizer.ggml.token_type has {len(self._types)} entries for the {len(self._tokens)} of tokenizer.ggml.tokens"
@@ -80,15 +80,15 @@ class _GGUFVocabulary:
             )
             name = "default"
         cutting = cutting_named(name)
-        merges = [tuple(merge.split(" ", 1)) for merge in self._required("merges")]
-        backend = byte_level(self._vocab(), merges, whole_words=cutting.whole_words)
+        merges = self._list("merges", str)
+        backend = byte_level(self._vocab(), merges, "tokenizer.ggml.merges", whole_words=cutting.whole_words)
         backend.pre_tokenizer = cutting.pre_tokenizer(add_space_prefix=self._get("add_space_prefix", False))
         if (normalizer := cutting.normalizer()) is not None:
             backend.normalizer = normalizer
         return backend, cutting.adds_bos
 
     def _sentence_piece(self) -> tuple[Backend, bool]:
-        scores = self._required("scores")
+        scores = self._list("scores", float)
         if len(scores) != len(self._tokens):
             raise ModelLoadError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self._tokens)} tokens")
         mergeable = {
@@ -124,6 +124,12 @@ class _GGUFVocabulary:
 
     def _get(self, key: str, default: Any = None) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def _list(self, key: str, kind: type) -> list[Any]:
+        value = self._required(key)
+        if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
+            raise ModelLoadError(f"tokenizer.ggml.{key} isn't a list of {kind.__name__}")
+        return value
 
     def _required(self, key: str) -> Any:
         if (value := self._get(key)) is None:

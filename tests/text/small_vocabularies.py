@@ -15,7 +15,16 @@ def byte_characters() -> list[str]:
 def byte_level_metadata(**changes) -> dict:
     """GGUF metadata of a byte-level vocabulary: 3 control tokens, 256 bytes, 5 merged words, 1 user-defined and 2 unused tokens."""
     merges = ["Ġ t", "h e", "Ġt he", "c a", "ca t"]
-    tokens = ["<|end|>", "<|begin|>", "<|turn|>", *byte_characters(), *[m.replace(" ", "") for m in merges], "<think>", "[PAD0]", "[PAD1]"]
+    tokens = [
+        "<|end|>",
+        "<|begin|>",
+        "<|turn|>",
+        *byte_characters(),
+        *[m.replace(" ", "") for m in merges],
+        "<think>",
+        "[PAD0]",
+        "[PAD1]",
+    ]
     types = [CONTROL] * 3 + [NORMAL] * (256 + len(merges)) + [USER_DEFINED, UNUSED, UNUSED]
     metadata = {
         "tokenizer.ggml.model": "gpt2",

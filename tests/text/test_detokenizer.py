@@ -17,7 +17,9 @@ TOKENIZERS = {
 KINDS = pytest.mark.parametrize("kind", TOKENIZERS)
 # Beyond the vocabulary too (K09-06).
 IDS = st.lists(st.integers(0, 300), max_size=30)
-TEXTS = st.text(st.one_of(st.sampled_from(list(" thecats\n\ufffdé🤝🏽👩‍👩‍👧字")), st.characters(exclude_categories=["Cs"])), max_size=20)
+TEXTS = st.text(
+    st.one_of(st.sampled_from(list(" thecats\n\ufffdé🤝🏽👩‍👩‍👧字")), st.characters(exclude_categories=["Cs"])), max_size=20
+)
 
 
 def streamed(tokenizer, ids, prompt=(), step=1, **options):
@@ -107,11 +109,11 @@ def test_the_cost_of_a_token_is_flat():
         best = float("inf")
         for _ in range(5):
             detokenizer = Detokenizer(tokenizer)
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(repeats):
                 for token in ids:
                     detokenizer.push((token,))
-            best = min(best, (time.perf_counter() - began) / repeats)
+            best = min(best, (time.thread_time() - began) / repeats)
         return best
 
-    assert cost(16) < 3 * cost(1)
+    assert cost(32) < 6 * cost(1)

@@ -93,10 +93,10 @@ def test_the_cost_of_a_piece_is_flat():
         best = float("inf")
         for _ in range(5):
             checker = StopChecker(["\n\nUser:", "STOP", "<|end|>", "of tea"])
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(pieces):
                 checker.push(" of the")
-            best = min(best, (time.perf_counter() - began) / pieces)
+            best = min(best, (time.thread_time() - began) / pieces)
         return best
 
-    assert cost(8000) < 3 * cost(500)
+    assert cost(16_000) < 6 * cost(500)
