@@ -85,6 +85,7 @@ struct Caller {
 }  // namespace
 
 void Program::run(std::vector<Op>& ops, int m) {
+  if (counters_.size() < ops.size()) counters_ = std::vector<Counter>(ops.size());
   for (size_t i = 0; i < ops.size(); i++) {
     bind(ops[i], m);
     counters_[i].value.store(0, std::memory_order_relaxed);

@@ -2,7 +2,6 @@
 #pragma once
 #include <array>
 #include <atomic>
-#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -44,6 +43,8 @@ const char* kind_name(Kind kind);
 class Program {
  public:
   Program(const Kernels* kernels, ArenaInfo arena, Limits limits, int threads);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
 
   // Operations are added in order, to the body or to the head.  Their `m`, `batch` and token fields are filled in at each step.
   // All pointers must outlive the program.
@@ -83,7 +84,7 @@ class Program {
   Limits limits_;
   int threads_;
   std::vector<Op> body_, head_;
-  std::unique_ptr<Counter[]> counters_;
+  std::vector<Counter> counters_;
   Batch batch_{};
   std::vector<int32_t> seq_of_, position_of_;
   std::vector<float> scratch_;
