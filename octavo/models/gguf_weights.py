@@ -1,0 +1,85 @@
+"""`GGUFWeights`: tensors of a GGUF file under their checkpoint names, dequantised a slab of rows at a time."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from octavo.models.gguf_file import GGUFFile, TensorInfo
+from octavo.models.weights import ContentDigest, check_shape, missing
+
+SLAB_ELEMENTS = 1 << 18  # a slab's float32 values fit in a core's cache
+LAYER_NUMBER = re.compile(r"\.(\d+)\.")
+INTERLEAVED = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(weight|bias)")
+
+
+class GGUFWeights:
+    """names: the GGUF name of each checkpoint name, as `Architecture.gguf_tensors` has them.
+
+    interleaved_heads: heads of q and of k whose rows lie pair by pair in the file (0, 0: as in the checkpoint).
+    """
+
+    def __init__(self, file: GGUFFile, names: Mapping[str, str], interleaved_heads: tuple[int, int] = (0, 0)) -> None:
+        self._file = file
+        self._names = names
+        self._interleaved_heads = dict(zip("qk", interleaved_heads, strict=True))
+        self._digest = ContentDigest()
+
+    def __contains__(self, name: str) -> bool:
+        return self._translate(name) in self._file.tensors
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        stored = self._translate(name)
+        info = self._file.tensors.get(stored)
+        if info is None:
+            raise missing(self._file.path, stored)
+        check_shape(info.path, stored, info.shape, shape)
+        tensor = self._read(info, dtype)
+        match = INTERLEAVED.fullmatch(stored)
+        heads = self._interleaved_heads[match["which"]] if match else 0
+        return _halves_together(tensor, heads) if heads else tensor
+
+    def stored_dtypes(self) -> set[str]:
+        return {info.type.name for info in self._file.tensors.values()}
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def _translate(self, name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        layer = LAYER_NUMBER.search(stem)
+        pattern = LAYER_NUMBER.sub(".{}.", stem, count=1)
+        known = self._names.get(pattern, stem)
+        return f"{known.format(layer[1]) if layer else known}.{kind}"
+
+    def _read(self, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
+        out = torch.empty(info.shape, dtype=dtype)
+        rows = out.view(-1, info.shape[-1])
+        row_bytes = info.nbytes // max(1, rows.shape[0])
+        slab = max(1, SLAB_ELEMENTS // info.shape[-1])
+        content = hashlib.sha256()
+        with info.path.open("rb") as file:
+            file.seek(info.offset)
+            for low in range(0, rows.shape[0], slab):
+                part = rows[low : low + slab]
+                stored = file.read(part.shape[0] * row_bytes)
+                content.update(stored)
+                part.copy_(_floats(np.frombuffer(stored, np.uint8).reshape(part.shape[0], row_bytes), info.type.name))
+        self._digest.add(info.name, content.digest())
+        return out
+
+
+def _floats(stored: np.ndarray, kind: str) -> torch.Tensor:
+    """Values of rows of stored bytes [rows, row_bytes]."""
+    values = dequantize(stored, GGMLQuantizationType[kind])
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def _halves_together(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """From pairs (2i, 2i + 1) of a head that rotate together to (i, i + half), the order of `Rope`."""
+    pairs = rows.view(heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)

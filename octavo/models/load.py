@@ -1,0 +1,181 @@
+"""`load_model`: from a name or path to a program with its weights, ready to be bound."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octavo.core.errors import CapacityError, ConfigError
+from octavo.kernels.native import available_paths
+from octavo.kernels.program import Program
+from octavo.models import registry
+from octavo.models.decoder import Decoder
+from octavo.models.dummy_weights import DummyWeights
+from octavo.models.gguf_file import open_gguf
+from octavo.models.gguf_weights import GGUFWeights
+from octavo.models.hf_config import read_json, with_generation_config
+from octavo.models.locate import Checkpoint, locate
+from octavo.models.rope import inverse_frequencies
+from octavo.models.safetensors_weights import SafetensorsWeights
+from octavo.models.weights import WeightSource
+from octavo.spec.host import read_host_memory
+from octavo.spec.memory import AttentionLayerSpec
+from octavo.spec.model import ModelConfig
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model in memory.
+
+    program: what an executor binds.  dtype: of its products, "float32" or "bfloat16".  max_model_len: positions it was made for.
+    tokenizer_source: what `octavo.text.loading.load_tokenizer` takes: a folder, or a GGUF file's metadata.
+    digest: SHA-256 in hex over all that turns tokens into K and V, except dtype and kernels: weights, config, frequencies.
+    revision: the hub's commit, or empty.  notices: what the user should be told once.
+    """
+
+    config: ModelConfig
+    program: Program
+    dtype: str
+    max_model_len: int
+    tokenizer_source: Path | Mapping[str, Any]
+    digest: str
+    revision: str
+    notices: tuple[str, ...]
+
+    @property
+    def memory_layers(self) -> tuple[AttentionLayerSpec, ...]:
+        return self.config.attention_layers()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    architecture: registry.Architecture
+    config: ModelConfig
+    weights: WeightSource
+    tokenizer_source: Path | Mapping[str, Any]
+
+
+def load_model(
+    model: str | Path,
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    load_format: str = "auto",
+    revision: str | None = None,
+    seed: int = 0,
+) -> LoadedModel:
+    """Read a model's config and weights.
+
+    model: a folder with config.json and safetensors, a GGUF file (any part of a split one, or its folder), a hub id, or a name of
+    `octavo.models.fetch.MODELS`.  dtype: "auto" is bfloat16 where this machine has kernels for it, else float32.
+    max_model_len: the longest sequence; None takes the config's.  load_format: "dummy" takes the config alone and random weights
+    drawn from `seed`.  revision: of a hub id.
+
+    Raises ModelLoadError or UnsupportedModelError for the files, naming file and field; ConfigError for a setting;
+    CapacityError when the weights can't fit into this machine's memory.  All but damaged contents is found before memory is taken.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load_format={load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
+    compute = choose_dtype(dtype)
+    checkpoint = locate(model, revision=revision)
+    opened = _open(checkpoint, load_format, seed)
+    config = opened.config
+    length = _max_model_len(config, max_model_len)
+    _check_room(config, compute)
+    decoder = Decoder(config, opened.weights, dtype=DTYPES[compute], max_model_len=length)
+    opened.architecture.build(decoder)
+    notices = decoder.notices
+    if "F16" in opened.weights.stored_dtypes():
+        notices.append(f"{config.source}: the checkpoint's float16 weights are converted to {compute}")
+    return LoadedModel(
+        config=config,
+        program=decoder.program(),
+        dtype=compute,
+        max_model_len=length,
+        tokenizer_source=opened.tokenizer_source,
+        digest=_digest(config, length, opened.weights),
+        revision=checkpoint.revision,
+        notices=tuple(notices),
+    )
+
+
+def tokenizer_source(model: str | Path, *, revision: str | None = None) -> Path | Mapping[str, Any]:
+    """What `load_tokenizer` takes, without the weights."""
+    checkpoint = locate(model, revision=revision)
+    return open_gguf(checkpoint.path).metadata if checkpoint.is_gguf else checkpoint.path
+
+
+def load_config(model: str | Path, *, revision: str | None = None) -> ModelConfig:
+    """The config alone: enough to plan memory."""
+    checkpoint = locate(model, revision=revision)
+    return _open(checkpoint, "dummy", 0).config
+
+
+def choose_dtype(dtype: str) -> str:
+    """The name of the compute dtype.  Raises ConfigError for one that isn't computed in."""
+    if dtype == "auto":
+        return "bfloat16" if "avx512_bf16" in available_paths() else "float32"
+    if dtype not in DTYPES:
+        also = "; float16 is for storage only, and a float16 checkpoint is converted" if dtype == "float16" else ""
+        raise ConfigError(f"dtype={dtype!r} is not one of auto, {', '.join(DTYPES)}{also}")
+    return dtype
+
+
+def _open(checkpoint: Checkpoint, load_format: str, seed: int) -> _Opened:
+    if checkpoint.is_gguf:
+        if load_format == "safetensors":
+            raise ConfigError(f"load_format='safetensors', but {checkpoint.path} is a GGUF model; set load_format='auto'")
+        return _open_gguf(checkpoint.path, load_format, seed)
+    if load_format == "gguf":
+        raise ConfigError(f"load_format='gguf', but {checkpoint.path} holds {CONFIG}; give the path of the GGUF file")
+    fields = read_json(checkpoint.path / CONFIG)
+    architecture = registry.of_hf(fields)
+    config = with_generation_config(architecture.read_hf(fields), checkpoint.path)
+    weights = _dummy(config, seed) if load_format == "dummy" else SafetensorsWeights(checkpoint.path)
+    return _Opened(architecture, config, weights, checkpoint.path)
+
+
+def _open_gguf(path: Path, load_format: str, seed: int) -> _Opened:
+    file = open_gguf(path)
+    architecture, config = registry.read_gguf(file)
+    if load_format == "dummy":
+        return _Opened(architecture, config, _dummy(config, seed), file.metadata)
+    heads = (config.num_heads, config.num_kv_heads) if architecture.gguf_interleaves else (0, 0)
+    return _Opened(architecture, config, GGUFWeights(file, architecture.gguf_tensors, heads), file.metadata)
+
+
+def _dummy(config: ModelConfig, seed: int) -> DummyWeights:
+    absent = {"lm_head.bias"} | ({"lm_head.weight"} if config.tie_embeddings else set())
+    return DummyWeights(seed, absent=frozenset(absent))
+
+
+def _max_model_len(config: ModelConfig, asked: int | None) -> int:
+    length = config.max_positions if asked is None else asked
+    if not 1 <= length <= config.longest:
+        raise ConfigError(f"max_model_len={length} must be at least 1 and at most {config.longest}, the model's own ({config.source})")
+    return length
+
+
+def _check_room(config: ModelConfig, dtype: str) -> None:
+    needed, available = config.num_parameters * DTYPES[dtype].itemsize, read_host_memory().available
+    if needed > available:
+        also = "; dtype='bfloat16' takes half" if dtype == "float32" else ""
+        raise CapacityError(
+            f"{config.source}: {config.num_parameters} weights take {needed} bytes in {dtype}; "
+            f"{available} bytes of memory are free{also}"
+        )
+
+
+def _digest(config: ModelConfig, length: int, weights: WeightSource) -> str:
+    rope = config.rope and replace(config.rope, source="")
+    whole = hashlib.sha256(f"{replace(config, source='', rope=rope)}\n{weights.digest()}\n".encode())
+    if config.rope is not None:
+        whole.update(inverse_frequencies(config.rope, length).numpy().tobytes())
+    return whole.hexdigest()
