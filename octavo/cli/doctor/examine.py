@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def examine(*, model: str | None = None, threads: int | None = None, quick: bool
         dtype = torch.bfloat16 if runnable[:1] == ["avx512_bf16"] else torch.float32
         shapes = DEFAULT_SHAPES if model is None else _model_shapes(model)
         report["dtype"] = str(dtype).removeprefix("torch.")
-        report["products"] = examine_products(shapes, dtype, lambda *of: _executor(*of, threads), note=_note)
+        report["products"] = examine_products(shapes, dtype, partial(_executor, threads), note=_note)
         differing = [str(Shape(found["n"], found["k"], found["gated"])) for found in report["products"] if found["differ"]]
     report["findings"] = findings(
         runnable=runnable,
@@ -81,7 +82,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _executor(program: Program, spec: MemorySpec, rows: int, threads: int) -> Executor:
+def _executor(threads: int, program: Program, spec: MemorySpec, rows: int) -> Executor:
     prepared = executor_for("auto", program, spec, max_tokens=rows, max_logit_rows=MAX_ROWS, threads=threads)
     return prepared.bind(torch.zeros(spec.block_bytes, dtype=torch.uint8))
 

@@ -39,8 +39,8 @@ DEFAULT_SHAPES = (Shape(960, 576), Shape(576, 576), Shape(3072, 576, gated=True)
 
 def shapes_of(program: Program) -> list[Shape]:
     """Every product shape of a model, each once."""
-    linears = [op for op in (*program.body, *program.head) if isinstance(op, Linear)]
-    return list(dict.fromkeys(Shape(*op.matrix.weight.shape, op.matrix.gated) for op in linears))
+    matrices = [op.matrix for op in (*program.body, *program.head) if isinstance(op, Linear)]
+    return list(dict.fromkeys(Shape(matrix.weight.shape[0], matrix.weight.shape[1], matrix.gated) for matrix in matrices))
 
 
 def one_product(shape: Shape, dtype: torch.dtype, *, seed: int = 0) -> tuple[Program, MemorySpec, torch.Tensor]:
