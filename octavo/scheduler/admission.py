@@ -33,9 +33,9 @@ class Admission:
     A sequence fits when (1) the blocks for all tokens it has are available beyond what is promised, and (2) where memory is taken
     on demand, the forecast of the peak stays inside the pool.  When nothing runs, (1) alone decides.
 
-    When the head of the queue does not fit, others behind it may overtake it, under a bound that guarantees the head's start: at most
-    MAX_OVERTAKES in the head's life, and only those that could run to their end beside the head.  So the head starts at the latest
-    when the sequences that ran before it have ended.
+    When the head of the queue does not fit, others behind it may overtake it, under a bound that guarantees the head's start: only
+    those that can run to their end beside the head (at its expected size), so that it starts when those that ran before it have
+    ended; and at most MAX_OVERTAKES in the head's life, so that a wrong expectation makes it wait for these few at most.
     """
 
     def __init__(self, manager: KVCacheManager, forecast: Forecast, max_overtakes: int = MAX_OVERTAKES) -> None:
@@ -60,8 +60,8 @@ class Admission:
 
     def _overtaking(self, head: Sequence, waiting: WaitingQueue, running: list[Sequence], room: _Room) -> Iterator[Sequence]:
         manager = self._manager
-        wanted = manager.blocks_for(len(head.tokens)) if manager.grows_on_demand else self._whole_life(head)
-        beside = manager.num_blocks - wanted
+        expected = len(head.tokens) + self._forecast.left(head.final_tokens - len(head.tokens))
+        beside = manager.num_blocks - (manager.blocks_for(expected) if manager.grows_on_demand else self._whole_life(head))
         beside -= sum(self._whole_life(other) for other in running if other.overtook is head)
         for sequence in waiting.behind_head(self._max_overtakes):
             if head.times_overtaken >= self._max_overtakes:

@@ -4,6 +4,8 @@
 FADING = 0.95
 # A prompt always advances by so much, however slow the machine is; also the unit of a budget (the kernels' tile).
 LEAST_CHUNK = 16
+# Streams that need all of the target by themselves still leave prompts this part of their own time.
+LEAST_SHARE = 0.5
 # Until a prompt has been measured.
 FIRST_CHUNK = 256
 
@@ -34,7 +36,8 @@ class ChunkBudget:
             return left
         if self._prompt_seconds <= 0:
             return min(left, FIRST_CHUNK)
-        affordable = int((self._target_seconds - self._stream_seconds) * self.prefill_speed)
+        seconds = max(self._target_seconds - self._stream_seconds, LEAST_SHARE * self._stream_seconds)
+        affordable = int(seconds * self.prefill_speed)
         return min(left, max(LEAST_CHUNK, affordable // LEAST_CHUNK * LEAST_CHUNK))
 
     def observe(self, num_streams: int, prompt_tokens: int, elapsed: float) -> None:

@@ -175,7 +175,10 @@ class Scheduler:
         return updates
 
     def drop(self, plan: StepPlan) -> None:
-        """The plan was not carried out (or not to its end): the next one hands everything out again."""
+        """The plan was not carried out: the next one hands everything out again.
+
+        A runner that did a part of it meets the same again: a start replaces what it knew, a release of the unknown does nothing.
+        """
         self._land(plan)
 
     def stats(self) -> EngineStats:

@@ -1,5 +1,6 @@
 """`BlockPool` against a plain model, and its rules one by one."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -229,3 +230,27 @@ def test_check_finds_a_lost_and_a_doubled_block() -> None:
     pool._free.append(2)
     with pytest.raises(InvariantError, match="both free and free"):
         pool.check()
+
+
+def seconds_per_eviction(num_blocks: int, num_leased: int) -> float:
+    """The middle of many: one block is taken from a pool that is full of cached blocks, and comes to rest again."""
+    pool = BlockPool(num_blocks + num_leased)
+    pool.allocate(num_leased)
+    blocks = pool.allocate(num_blocks)
+    for block in blocks:
+        pool.mark_findable(block)
+    pool.release(blocks)
+    times = []
+    for _ in range(300):
+        begin = time.perf_counter()
+        (block,) = pool.allocate(1)
+        times.append(time.perf_counter() - begin)
+        pool.mark_findable(block)
+        pool.release([block])
+    return sorted(times)[100]
+
+
+def test_k12_01_and_k12_06_eviction_costs_the_same_however_much_is_cached_or_leased() -> None:
+    least = min(seconds_per_eviction(1_000, 0) for _ in range(3))
+    assert min(seconds_per_eviction(20_000, 0) for _ in range(3)) < 3 * least
+    assert min(seconds_per_eviction(1_000, 20_000) for _ in range(3)) < 3 * least
