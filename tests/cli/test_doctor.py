@@ -72,9 +72,11 @@ def test_why_a_path_is_used() -> None:
 
 def test_findings() -> None:
     good: dict[str, Any] = {"runnable": ["avx2"], "reason": "", "runtimes": ["a"], "huge_pages": "madvise", "differing": []}
+    good |= {"load": 0.4, "cpus": 2}
     assert findings(**good) == []
+    assert "load 1.5 on 2" in findings(**{**good, "load": 1.5})[0][1]
     assert [level for level, _ in findings(**{**good, "differing": ["64x64"]})] == ["fault"]
-    slow = findings(runnable=[], reason="no g++", runtimes=["a", "b"], huge_pages="never", differing=[])
+    slow = findings(runnable=[], reason="no g++", runtimes=["a", "b"], huge_pages="never", differing=[], load=0.0, cpus=2)
     assert [level for level, _ in slow] == ["slow"] * 3 and "no g++" in slow[0][1] and "a, b" in slow[1][1]
 
 

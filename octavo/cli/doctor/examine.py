@@ -16,11 +16,11 @@ from octavo import __version__
 from octavo.cli.doctor.bandwidth import read_bandwidth
 from octavo.cli.doctor.host import OTHER_FLAGS, huge_pages, read_openmp_runtimes, read_processor
 from octavo.cli.doctor.kernels import explain_paths, findings
-from octavo.cli.doctor.products import DEFAULT_SHAPES, MAX_ROWS, Shape, examine_products, shapes_of
+from octavo.cli.doctor.products import DEFAULT_SHAPES, Shape, examine_products, shapes_of
 from octavo.cli.doctor.tell import tell
 from octavo.engine.build import usable_cpus
 from octavo.kernels.availability import native_kernels
-from octavo.kernels.choice import executor_for
+from octavo.kernels.choice import make_executor
 from octavo.kernels.executor import Executor
 from octavo.kernels.native import available_paths
 from octavo.kernels.program import Program
@@ -50,6 +50,7 @@ def examine(*, model: str | None = None, threads: int | None = None, quick: bool
         "threads": {"kernels": threads, "torch": torch.get_num_threads(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS")},
         "openmp": read_openmp_runtimes(),
     }
+    load = os.getloadavg()[0]
     differing: list[str] = []
     if not quick:
         _note("reading memory")
@@ -65,6 +66,8 @@ def examine(*, model: str | None = None, threads: int | None = None, quick: bool
         runtimes=report["openmp"],
         huge_pages=report["huge_pages"],
         differing=differing,
+        load=load,
+        cpus=processor.usable,
     )
     return report
 
@@ -83,8 +86,8 @@ def _version(package: str) -> str:
 
 
 def _executor(threads: int, program: Program, spec: MemorySpec, rows: int) -> Executor:
-    prepared = executor_for("auto", program, spec, max_tokens=rows, max_logit_rows=MAX_ROWS, threads=threads)
-    return prepared.bind(torch.zeros(spec.block_bytes, dtype=torch.uint8))
+    arena = torch.zeros(spec.block_bytes, dtype=torch.uint8)
+    return make_executor("auto", program, spec, arena, max_tokens=rows, max_logit_rows=rows, threads=threads)
 
 
 def _model_shapes(model: str) -> list[Shape]:

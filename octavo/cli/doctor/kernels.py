@@ -29,9 +29,19 @@ def explain_paths(built: Sequence[str], runnable: Sequence[str], flags: Collecti
 
 
 def findings(
-    *, runnable: Sequence[str], reason: str, runtimes: Sequence[str], huge_pages: str, differing: Sequence[str]
+    *,
+    runnable: Sequence[str],
+    reason: str,
+    runtimes: Sequence[str],
+    huge_pages: str,
+    differing: Sequence[str],
+    load: float,
+    cpus: int,
 ) -> list[tuple[str, str]]:
-    """What a person should know, as (level, text): "fault" breaks a promise of Octavo's, "slow" costs speed only."""
+    """What a person should know, as (level, text): "fault" breaks a promise of Octavo's, "slow" costs speed only.
+
+    load: of the last minute, before anything was measured; cpus: that this process may use.
+    """
     found: list[tuple[str, str]] = []
     if differing:
         found.append(("fault", f"the bits of a row depend on its batch in {', '.join(differing)}: please report this"))
@@ -48,4 +58,6 @@ def findings(
                 " `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` changes it",
             )
         )
+    if load > cpus / 2:
+        found.append(("slow", f"other processes keep the CPUs busy (load {load:.1f} on {cpus}): what was measured is too low"))
     return found
