@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -67,7 +67,7 @@ def _argument(name: str, hint: Any) -> dict[str, Any]:
         options = [option for option in get_args(hint) if option is not type(None)]
         optional = type(None) in get_args(hint)
     for option in options:  # a plain string beside a list of them is a list of one
-        if get_origin(option) in (list, tuple):
+        if get_origin(option) in (list, tuple, Sequence):
             element = get_args(option)[0]
             if element is int:
                 return {"type": _integers, "action": "extend", "metavar": "N[,N...]"}

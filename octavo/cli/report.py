@@ -19,7 +19,7 @@ def memory_report(plan: dict[str, Any], stats: Any, *, watch: PoolWatch, seconds
     return "\n".join(
         (
             f"KV cache   {stats.blocks_total:,} blocks of {plan['block_size']} tokens = {size(plan['kv_bytes'])}",
-            f"  at peak  {peak:,} leased = {size(peak * block_bytes)} by {watch.peak_running:,} sequences;"
+            f"  at peak  {peak:,} leased = {size(peak * block_bytes)} for {watch.peak_running:,} running at once;"
             f" {watch.peak_useful:.1%} of their tokens useful",
             f"  now      {stats.blocks_free:,} free, {stats.blocks_cached:,} cached, {stats.blocks_leased:,} leased",
             f"tokens     {tokens_out:,} out in {seconds:.2f} s = {tokens_out / seconds if seconds else 0.0:,.1f} tokens/s;"

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
@@ -29,7 +30,7 @@ class Sample:
     share: float = 0.5
     flag: bool = True
     ids: list[int] | tuple[int, ...] | None = None
-    texts: str | list[str] | None = None
+    texts: str | Sequence[str] | None = None
     table: dict[int, float] | None = None
 
 
