@@ -219,7 +219,7 @@ class _Header:
             raise self._error(f"has the type number {type_id}, which GGUF doesn't know")
         element = self._number("I")
         if element == TEXT:
-            return [self._text() for _ in range(self._count(8))]
+            return self._texts(self._count(8))
         if element not in SCALARS:
             raise self._error(f"is an array of elements of type number {element}; numbers and texts are read")
         code = SCALARS[element]
@@ -234,10 +234,20 @@ class _Header:
         return count
 
     def _text(self) -> str:
+        return self._texts(1)[0]
+
+    def _texts(self, count: int) -> list[str]:
+        """A vocabulary has a hundred thousand of them: this is where a header's time goes."""
+        texts, read, length_of = [], self._file.read, struct.Struct("<Q").unpack
         try:
-            return self._take(self._number("Q")).decode()
+            for _ in range(count):
+                length = length_of(read(8))[0] if self._left >= 8 else self._number("Q")
+                self._left -= 8
+                texts.append((read(length) if length <= self._left else self._take(length)).decode())
+                self._left -= length
         except UnicodeDecodeError as error:
             raise self._error(f"isn't UTF-8: {error}") from error
+        return texts
 
     def _number(self, code: str) -> Any:
         return struct.unpack("<" + code, self._take(struct.calcsize(code)))[0]

@@ -9,6 +9,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from octavo.core.errors import ModelLoadError
 from octavo.models.gguf_file import GGUFFile, TensorInfo
 from octavo.models.weights import ContentDigest, check_shape, missing
 
@@ -67,15 +68,17 @@ class GGUFWeights:
             for low in range(0, rows.shape[0], slab):
                 part = rows[low : low + slab]
                 stored = file.read(part.shape[0] * row_bytes)
+                if len(stored) != part.shape[0] * row_bytes:
+                    raise ModelLoadError(f"{info.path}: ends inside tensor {info.name}; it was cut while it was read")
                 content.update(stored)
-                part.copy_(_floats(np.frombuffer(stored, np.uint8).reshape(part.shape[0], row_bytes), info.type.name))
+                part.copy_(_floats(stored, info.type.name).view(part.shape))
         self._digest.add(info.name, content.digest())
         return out
 
 
-def _floats(stored: np.ndarray, kind: str) -> torch.Tensor:
-    """Values of rows of stored bytes [rows, row_bytes]."""
-    values = dequantize(stored, GGMLQuantizationType[kind])
+def _floats(stored: bytes, kind: str) -> torch.Tensor:
+    """Values of whole rows, one after the other: handed over as a single row, because the package loops over rows in Python."""
+    values = dequantize(np.frombuffer(stored, np.uint8).reshape(1, -1), GGMLQuantizationType[kind])
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.support.executing import Driver, assert_logits_close
-from tests.support.tiny_models import CONFIGS, VOCAB, tiny
+from executing import Driver, assert_logits_close
+from tiny_models import CONFIGS, VOCAB, tiny
 
 from octavo.models.load import load_model
 
