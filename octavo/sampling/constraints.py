@@ -1,5 +1,7 @@
 """What a request forbids or favours by token id: allowed ids, bad words, the ban on stopping early, and the logit bias."""
 
+from collections.abc import Sequence
+
 import torch
 
 from octavo.core.plan import SequenceStart
@@ -47,5 +49,5 @@ class Constraints:
             row[self._bias_ids.to(device)] += self._bias.to(device)
 
 
-def _indices(tokens: "list[int] | tuple[int, ...]", vocab_size: int) -> torch.Tensor:
+def _indices(tokens: Sequence[int], vocab_size: int) -> torch.Tensor:
     return torch.tensor([token for token in dict.fromkeys(tokens) if token < vocab_size], dtype=torch.int64)

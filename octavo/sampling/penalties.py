@@ -9,6 +9,7 @@ from octavo.core.params import SamplingParams
 
 
 def has_penalties(params: SamplingParams) -> bool:
+    """Whether any of the three penalties is on."""
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 

@@ -45,8 +45,8 @@ class Sampler:
     def sample(self, seq_ids: Sequence[int], logits: torch.Tensor) -> Sampled:
         """Choose a token for each of `seq_ids` from the row of `logits` (float32 [len(seq_ids), vocab]) at its place.
 
-        Neither the sequences' states nor `logits` change: `record` adds what a step chose once the step has succeeded.  A row from which nothing can be chosen (a NaN,
-        or everything masked) fails its own sequence.  KeyError: a sequence was never started.
+        Neither the sequences' states nor `logits` change: `record` adds what a step chose once the step has succeeded.  A row from
+        which nothing can be chosen (a NaN, or everything masked) fails its own sequence.  KeyError: a sequence was never started.
         """
         sequences = [self._sequences[seq_id] for seq_id in seq_ids]
         sampled = Sampled()

@@ -68,7 +68,7 @@ def _merges(vocab: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple
     """Every way to make a scored piece of two others, the best piece first; SentencePiece files hold scores, not merges."""
     merges: list[tuple[str, str]] = []
     for piece in sorted(scores, key=lambda piece: (-scores[piece], vocab[piece])):
-        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
-        known = [pair for pair in halves if pair[0] in scores and pair[1] in scores]
-        merges += sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        lefts = [piece[:cut] for cut in range(1, len(piece))]
+        known = [(left, right) for left in lefts if left in scores and (right := piece[len(left) :]) in scores]
+        merges += known if len(known) < 2 else sorted(known, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
     return merges

@@ -154,6 +154,18 @@ def test_a_resumed_sequence_continues_its_draws_and_counts():
         assert [advance(resumed, [9], logits[i : i + 1]).samples[9].token_id for i in range(cut, 20)] == tokens[cut:]
 
 
+def test_a_step_can_be_repeated_until_it_is_recorded():
+    logits = random_logits(30, 4)
+    params = {"temperature": 1.5, "frequency_penalty": 0.8}
+    once, again = sampler(start(**params)), sampler(start(**params))
+    for i in range(30):
+        again.sample([0], logits[i : i + 1])
+        tokens = [chooser.sample([0], logits[i : i + 1]) for chooser in (once, again)]
+        assert tokens[0] == tokens[1]
+        for chooser in (once, again):
+            chooser.record(tokens[0].samples)
+
+
 def test_samples_of_one_request_draw_differently():
     draws = []
     for index in range(2):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import pre_tokenizers
 
+from octavo.models.fetch import cache_folder
 from octavo.models.gguf_file import open_gguf
 from octavo.text import Detokenizer, Tokenizer, load_tokenizer
 
@@ -15,10 +16,10 @@ NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    found = sorted((Path.home() / ".cache" / "octavo").rglob(NAME))
-    if not found:
+    file = cache_folder() / NAME
+    if not file.is_file():
         pytest.skip(f"{NAME} isn't in the cache folder; `make setup` fetches it")
-    return found[0]
+    return file
 
 
 @pytest.fixture(scope="module")
