@@ -52,8 +52,8 @@ def paged_layer(arena: torch.Tensor, spec: MemorySpec, layer: int) -> PagedLayer
 def write_kv(layer: PagedLayer, blocks: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Store rows of k and v (each [n, kv_heads, head_dim]) at `positions`, in `blocks` (each [n]).  Mutates the arena."""
     place = (blocks, *_in_block(layer, positions))
-    pair_of_k, pair_of_v = layer.keys.shape[-1], layer.values.shape[3]
-    layer.keys[place] = k.reshape(*k.shape[:2], -1, pair_of_k).to(layer.keys.dtype)
+    pair_of_v = layer.values.shape[3]
+    layer.keys[place] = k.reshape(-1, *layer.keys.shape[3:]).to(layer.keys.dtype)
     blocks, page, row = place
     layer.values[blocks, page, row // pair_of_v, row % pair_of_v] = v.to(layer.values.dtype)
 

@@ -76,6 +76,9 @@ class ReferenceExecutor:
     def seconds(self) -> dict[str, float]:
         return dict(self._seconds)
 
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self._weights.values())
+
     def workspace_bytes(self) -> int:
         return sum(buffer.nbytes for buffers in (self._buffers, self._head_buffers) for buffer in buffers.values())
 

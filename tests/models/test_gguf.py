@@ -120,7 +120,7 @@ def test_split_file_loads_from_any_part_and_from_its_folder(tmp_path):
         assert_logits_close(logits(path), model.logits(IDS))
     parts[2].unlink()
     for path in (first, parts[1], tmp_path):
-        with pytest.raises(ModelLoadError, match="missing model-00003-of-00003.gguf"):
+        with pytest.raises(ModelLoadError, match=r"missing model-00003-of-00003\.gguf"):
             load_model(path)
 
 

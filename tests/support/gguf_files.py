@@ -65,10 +65,9 @@ def write_gguf(
 
 
 def _state(model: TinyModel) -> dict[str, np.ndarray]:
-    tied = model.model.config.tie_word_embeddings
-    return {
-        key: value.detach().numpy().copy() for key, value in model.model.state_dict().items() if not (tied and key.startswith("lm_head"))
-    }
+    left_out = "lm_head" if model.model.config.tie_word_embeddings else "nothing"
+    state = model.model.state_dict()
+    return {key: value.detach().numpy().copy() for key, value in state.items() if not key.startswith(left_out)}
 
 
 def _gguf_name(architecture: registry.Architecture, key: str) -> str:
