@@ -83,8 +83,10 @@ def pack(message: ToEngine | ToFront) -> bytes:
 
 
 def unpack_for_engine(body: bytes) -> ToEngine:
+    """A message body that the engine process received.  Raises msgspec.DecodeError or ValidationError."""
     return _decode_to_engine.decode(body)
 
 
 def unpack_for_front(body: bytes) -> ToFront:
+    """A message body that the front received.  Raises msgspec.DecodeError or ValidationError."""
     return _decode_to_front.decode(body)

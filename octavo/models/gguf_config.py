@@ -69,6 +69,7 @@ def decoder_config(file: GGUFFile, architecture: str, **overrides: Any) -> Model
 
 
 def num_layers(fields: Fields) -> int:
+    """How many layers the file says it has, within bounds."""
     return fields.size("block_count", limit=LIMITS["num_layers"])
 
 

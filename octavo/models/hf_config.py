@@ -95,6 +95,7 @@ def divide_heads(source: str, hidden: int, heads: int) -> int:
 
 
 def activation(fields: Fields, *names: str, default: str | None = None) -> Activation:
+    """The activation under the first of these names that is there.  Raises UnsupportedModelError with the list of those known."""
     name = fields.text(*names, default=default)
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(f"{fields.source}: {names[0]}={name!r} isn't known; these are: {', '.join(ACTIVATIONS)}")

@@ -41,6 +41,7 @@ class Architecture:
 
 @functools.cache
 def known() -> tuple[Architecture, ...]:
+    """Every architecture there is a file for, by file name."""
     names = sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
     return tuple(importlib.import_module(f"{architectures.__name__}.{name}").ARCHITECTURE for name in names)
 

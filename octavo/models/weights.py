@@ -42,9 +42,11 @@ class ContentDigest:
 
 
 def check_shape(path: Path, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raises ModelLoadError where a tensor's shape isn't the one that the config implies."""
     if found != expected:
         raise ModelLoadError(f"{path}: tensor {name} has the shape {list(found)}; the config makes it {list(expected)}")
 
 
 def missing(where: Path, name: str) -> ModelLoadError:
+    """The error for a tensor that the config asks for and the files lack."""
     return ModelLoadError(f"{where}: tensor {name} is missing")
