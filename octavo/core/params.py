@@ -1,6 +1,7 @@
 """`SamplingParams`: how a request's tokens are chosen and when it ends."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,15 +56,15 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     max_tokens: int | None = MAX_TOKENS_DEFAULT
     min_tokens: int = 0
-    stop: str | list[str] | tuple[str, ...] | None = None
-    stop_token_ids: list[int] | tuple[int, ...] | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = field(default=None, hash=False)
-    allowed_token_ids: list[int] | tuple[int, ...] | None = None
-    bad_words: list[str] | tuple[str, ...] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 

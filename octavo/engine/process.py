@@ -13,10 +13,24 @@ from octavo.core.errors import OctavoError
 from octavo.engine.build import build_engine
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
-from octavo.engine.messages import HEADER, Abort, Add, Ask, Failed, Outputs, Ready, Start, Stats, ToEngine, ToFront, pack, unpack_for_engine
+from octavo.engine.messages import (
+    HEADER,
+    Abort,
+    Add,
+    Ask,
+    Failed,
+    Outputs,
+    Ready,
+    Start,
+    Stats,
+    ToEngine,
+    ToFront,
+    pack,
+    unpack_for_engine,
+)
 
 
-class FrontGone(Exception):
+class FrontGoneError(Exception):
     """The other end of the pair is closed."""
 
 
@@ -28,12 +42,12 @@ class Mailbox:
         self._buffer = bytearray()
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """Messages that are here now; with `wait`, at least one.  Raises FrontGone."""
+        """Messages that are here now; with `wait`, at least one.  Raises FrontGoneError."""
         messages = self._complete()
         while select.select([self._socket], [], [], None if wait and not messages else 0)[0]:
             part = self._socket.recv(1 << 20)
             if not part:
-                raise FrontGone
+                raise FrontGoneError
             self._buffer += part
             messages += self._complete()
         return messages
@@ -42,7 +56,7 @@ class Mailbox:
         try:
             self._socket.sendall(pack(message))
         except OSError as error:
-            raise FrontGone from error
+            raise FrontGoneError from error
 
     def _complete(self) -> list[ToEngine]:
         messages = []
@@ -99,7 +113,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(Mailbox(socket.socket(fileno=descriptor)))
-    except FrontGone:
+    except FrontGoneError:
         return
 
 

@@ -7,24 +7,14 @@ from octavo.core.outputs import CompletionOutput, FinishReason, RequestOutput
 from octavo.core.plan import TokenLogprobs
 from octavo.core.request import Request
 from octavo.scheduler.updates import SequenceUpdate
-from octavo.text.detokenizer import Detokenizer
-from octavo.text.stops import StopChecker
+from octavo.text.output_text import OutputText
 from octavo.text.tokenizer import Tokenizer
-
-
-@dataclass(slots=True)
-class _SampleText:
-    """One sample's way from ids to text."""
-
-    detokenizer: Detokenizer
-    stops: StopChecker
-    tokens: int = 0
 
 
 @dataclass(slots=True)
 class _Running:
     request: Request
-    samples: dict[int, _SampleText]
+    texts: list[OutputText]
     prompt_logprobs: list[TokenLogprobs | None] | None
     open: set[int] = field(default_factory=set)
 
@@ -48,13 +38,7 @@ class OutputProcessor:
         params = request.params
         self._running[request.request_id] = _Running(
             request,
-            {
-                index: _SampleText(
-                    Detokenizer(self._tokenizer, request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens),
-                    StopChecker(params.stop or (), include=params.include_stop_str_in_output),
-                )
-                for index in range(params.n)
-            },
+            [OutputText(self._tokenizer, request.prompt_token_ids, params) for _ in range(params.n)],
             None if params.prompt_logprobs is None else [None],
             set(range(params.n)),
         )
@@ -86,33 +70,26 @@ class OutputProcessor:
         return [self._output(request_id, outputs, cached[request_id]) for request_id, outputs in deltas.items()], stops
 
     def _advance(self, running: _Running, update: SequenceUpdate) -> tuple[CompletionOutput, StringStop | None]:
-        sample = running.samples[update.sample_index]
+        text = running.texts[update.sample_index]
         finish: FinishReason | None = update.finish_reason
         new = ""
-        if update.token_id is not None:
-            sample.tokens += 1
-            # The id that ends a text (EOS or a stop token) stays in token_ids; its spelling isn't part of the text.
-            if finish != "stop":
-                new = sample.detokenizer.push((update.token_id,))
+        # The id that ends an output (EOS or a stop token) is in token_ids; its spelling is left out of the text, as vLLM does.
+        if update.token_id is not None and (finish != "stop" or running.request.params.include_stop_str_in_output):
+            new = text.push((update.token_id,))
         if finish is not None:
-            new += sample.detokenizer.flush()
-        if sample.tokens > running.request.params.min_tokens:
-            new = sample.stops.push(new)
-        found = sample.stops.matched
-        if finish is not None and found is None:
-            new += sample.stops.flush()
+            new += text.finish()
+        found = text.stop_reason
         completion = CompletionOutput(
             index=update.sample_index,
             text=new,
             token_ids=() if update.token_id is None else (update.token_id,),
             logprobs=None if update.logprobs is None else (update.logprobs,),
             seed=running.request.seed,
-            finish_reason="stop" if found is not None else finish,
-            stop_reason=found if found is not None else update.stop_reason,
+            finish_reason=finish if found is None else "stop",
+            stop_reason=update.stop_reason if found is None else found,
             error=update.error,
         )
-        still_runs = found is not None and finish is None
-        return completion, StringStop(update.seq_id, found) if still_runs and found is not None else None
+        return completion, None if found is None or finish is not None else StringStop(update.seq_id, found)
 
     def _output(self, request_id: str, outputs: list[CompletionOutput], num_cached_tokens: int) -> RequestOutput:
         running = self._running[request_id]

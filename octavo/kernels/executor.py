@@ -42,5 +42,8 @@ class Executor(Protocol):
     def seconds(self) -> dict[str, float]:
         """Seconds spent so far by kind: "linear", "attention", "append_kv", "norm", "embed", "copy"."""
 
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as the kernels hold them."""
+
     def workspace_bytes(self) -> int:
         """Bytes of buffers that were allocated for the token budget."""

@@ -130,3 +130,12 @@ class Program:
     vocab_size: int
     max_positions: int
     compute_dtype: torch.dtype = field(default=torch.float32)
+
+
+def buffer_bytes(program: Program, max_tokens: int, max_logit_rows: int) -> int:
+    """Bytes of the buffers that an executor allocates for so many rows of the body and of the head."""
+
+    def row_bytes(buffers: tuple[Buffer, ...]) -> int:
+        return sum(buffer.width * (4 if buffer.kind == "float32" else program.compute_dtype.itemsize) for buffer in buffers)
+
+    return row_bytes(program.buffers) * max_tokens + row_bytes(program.head_buffers) * max_logit_rows

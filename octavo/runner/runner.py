@@ -106,9 +106,7 @@ class TorchRunner:
                 if target >= 0:
                     scored.setdefault(seq_ids[i], []).append(self._score(seq_ids[i], logits[i : i + 1], target))
             if drawing:
-                drawn = self.sampler.sample(
-                    [seq_ids[i] for i in drawing], logits if len(drawing) == len(targets) else logits[drawing]
-                )
+                drawn = self.sampler.sample([seq_ids[i] for i in drawing], logits if len(drawing) == len(targets) else logits[drawing])
                 samples.update(drawn.samples)
                 failed.update(drawn.failed)
             self._sampling_seconds += time.perf_counter() - clock

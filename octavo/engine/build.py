@@ -1,0 +1,141 @@
+"""`build_engine`: from an `EngineConfig` to an engine that can serve, in the order that refuses early and takes memory late."""
+
+import logging
+import os
+from dataclasses import dataclass, replace
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.engine import Engine
+from octavo.engine.inputs import EngineLimits
+from octavo.engine.processor import OutputProcessor
+from octavo.kernels.choice import make_executor, make_sampling_ops
+from octavo.kernels.program import buffer_bytes
+from octavo.kv.layouts import make_kv_cache
+from octavo.models.load import LoadedModel, load_model, tokenizer_source
+from octavo.runner.arena import Arena
+from octavo.runner.runner import TorchRunner, warm_up
+from octavo.sampling.sampler import Sampler
+from octavo.scheduler.scheduler import Scheduler
+from octavo.spec.budget import MemoryPlan, plan_memory
+from octavo.spec.host import read_host_memory
+from octavo.spec.memory import MemorySpec
+from octavo.text.loading import load_tokenizer as load_text_tokenizer
+from octavo.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Rows of logits that exist at once.  More would cost memory (a row is a float32 per vocabulary entry) and gain no speed: at this many
+# rows the head's product no longer waits for its weights.
+MAX_LOGIT_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """An engine and what its front must know of it."""
+
+    config: EngineConfig
+    engine: Engine
+    tokenizer: Tokenizer
+    limits: EngineLimits
+    plan: MemoryPlan
+
+
+def build_engine(config: EngineConfig) -> BuiltEngine:
+    """Load the model, size the pool, bind the kernels, warm up.
+
+    Raises ModelLoadError kin for the files, CapacityError for memory, ConfigError for settings that contradict the model.
+    """
+    threads = config.threads or usable_cpus()
+    model = load_model(
+        config.model,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        load_format=config.load_format,
+        revision=config.revision,
+        seed=config.seed,
+    )
+    for notice in model.notices:
+        logger.warning(notice)
+    kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    spec = MemorySpec(model.memory_layers, kv_dtype, config.block_size)
+    plan = _size_pool(config, model, spec)
+    executor = make_executor(
+        config.kernels,
+        model.program,
+        spec,
+        Arena(plan.num_blocks, spec.block_bytes).bytes,
+        max_tokens=config.max_num_batched_tokens,
+        max_logit_rows=_logit_rows(config),
+        threads=threads,
+    )
+    plan = replace(plan, weights_bytes=executor.weight_bytes(), workspace_bytes=executor.workspace_bytes())
+    runner = TorchRunner(
+        executor,
+        Sampler(model.config.vocab_size, make_sampling_ops(config.kernels, threads)),
+        max_num_seqs=config.max_num_seqs,
+        max_blocks_per_seq=min(plan.num_blocks, spec.blocks_for(model.max_model_len)),
+        max_logit_rows=_logit_rows(config),
+        contiguous=config.kv_layout == "reserved",
+    )
+    warm_up(executor, min(config.max_num_batched_tokens, 64))
+    tokenizer = load_text_tokenizer(model.tokenizer_source)
+    manager = make_kv_cache(
+        num_blocks=plan.num_blocks,
+        block_size=config.block_size,
+        max_model_len=model.max_model_len,
+        kv_layout=config.kv_layout,
+        reserve=config.reserve,
+    )
+    scheduler = Scheduler(
+        manager,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        batching=config.batching,
+        target_step_seconds=config.target_step_seconds,
+    )
+    limits = EngineLimits(
+        vocab_size=model.config.vocab_size,
+        max_model_len=model.max_model_len,
+        usable_tokens=plan.capacity_tokens,
+        eos_token_ids=tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids})),
+        pool=plan.sized_by,
+    )
+    return BuiltEngine(config, Engine(scheduler, runner, OutputProcessor(tokenizer)), tokenizer, limits, plan)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The tokenizer alone: what a front in another process needs."""
+    return load_text_tokenizer(tokenizer_source(config.model, revision=config.revision))
+
+
+def _size_pool(config: EngineConfig, model: LoadedModel, spec: MemorySpec) -> MemoryPlan:
+    """How many blocks: from what is free now, less the workspaces that are still to be taken.  Warns of a pool below one sequence."""
+    workspaces = buffer_bytes(model.program, config.max_num_batched_tokens, _logit_rows(config))
+    plan = plan_memory(
+        spec,
+        weights_bytes=0,
+        workspace_bytes=workspaces,
+        available_bytes=max(0, read_host_memory().available - workspaces),
+        max_model_len=model.max_model_len,
+        num_blocks=config.num_blocks,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        memory_utilization=config.memory_utilization,
+    )
+    if plan.capacity_tokens < model.max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens (%s), fewer than max_model_len=%d: longer requests are refused; num_blocks=%d serves them",
+            plan.capacity_tokens,
+            plan.sized_by,
+            model.max_model_len,
+            spec.blocks_for(model.max_model_len),
+        )
+    return plan
+
+
+def _logit_rows(config: EngineConfig) -> int:
+    return min(MAX_LOGIT_ROWS, config.max_num_batched_tokens)
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
