@@ -127,6 +127,14 @@ struct AttentionArgs {
   int64_t scratch_floats;
 };
 
+// ---- sampling -----------------------------------------------------------------------------------------------------------------
+// As octavo/kernels/sampling_ops.py has it.  temperature is above 0.
+struct DrawArgs {
+  const float* row;            // [n]
+  int n, top_k;
+  double temperature, top_p, min_p, u;
+};
+
 // One table per instruction path; program.cpp picks one at start.
 struct Kernels {
   const char* name;
@@ -137,6 +145,12 @@ struct Kernels {
   // attention runs as two kernels with a barrier between them: partial results, then their merge (which may have nothing to do)
   void (*attention)(const AttentionArgs&, Team);
   void (*attention_merge)(const AttentionArgs&, Team);
+  // Sampling works on one row in one thread.
+  int (*argmax_row)(const float* row, int n);                      // -1: a NaN, or no finite maximum
+  double (*logsumexp_row)(const float* row, int n);
+  int (*top_row)(const float* row, int n, int k, int32_t* ids);    // returns how many: min(k, n)
+  int (*rank_row)(const float* row, int n, int token);
+  int (*draw_row)(const DrawArgs&, float* weights);                // weights: scratch [n]
 };
 
 }  // namespace octavo

@@ -16,6 +16,11 @@ void norm(const NormArgs&, Team);
 void append_kv(const AppendArgs&, Team);
 void attention(const AttentionArgs&, Team);
 void attention_merge(const AttentionArgs&, Team);
+int argmax_row(const float* row, int n);
+double logsumexp_row(const float* row, int n);
+int top_row(const float* row, int n, int k, int32_t* ids);
+int rank_row(const float* row, int n, int token);
+int draw_row(const DrawArgs&, float* weights);
 
 }  // namespace OCTAVO_PATH
 }  // namespace octavo

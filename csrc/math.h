@@ -7,9 +7,9 @@
 namespace octavo {
 namespace OCTAVO_PATH {
 
-// e^x; 0 below -104, inf above 89, NaN for NaN.
+// e^x; 0 below -104, inf above 89, 1 at 0 exactly, NaN for NaN.
 static inline F16 exponential(F16 x) {
-  x = min(set1(89.f), max(set1(-104.f), x));  // keeps a NaN, being the second operand
+  x = min(set1(89.f), max(set1(-120.f), x));  // keeps a NaN, being the second operand
   F16 n = round_nearest(mul(x, set1(1.44269504f)));
   F16 r = fma(n, set1(-0.693145752f), x);  // ln 2 in two parts, the first with trailing zeros: n * it is exact
   r = fma(n, set1(-1.42860677e-6f), r);

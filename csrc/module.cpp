@@ -11,6 +11,7 @@
 #include <string>
 
 #include "matrix.h"
+#include "module_sampling.h"
 #include "paths.h"
 #include "program.h"
 
@@ -25,12 +26,6 @@ using Address = uintptr_t;
 template <class T>
 static T* at(Address address) {
   return reinterpret_cast<T*>(address);
-}
-
-static const Kernels* find_path(const std::string& name) {
-  for (const Kernels* kernels : available_paths())
-    if (name.empty() || name == kernels->name) return kernels;
-  throw std::invalid_argument("the instruction path " + name + " isn't one that this machine can run");
 }
 
 static DType dtype_of(const std::string& name) {
@@ -143,6 +138,7 @@ static nb::dict seconds(const Program& p) {
 }
 
 NB_MODULE(_native, m) {
+  bind_sampling(m);
   m.def("available_paths", path_names);
   m.def("openmp_libraries", openmp_libraries);
   m.def(

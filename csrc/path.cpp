@@ -7,7 +7,8 @@
 namespace octavo {
 namespace OCTAVO_PATH {
 
-const Kernels kernels = {OCTAVO_TEXT(OCTAVO_PATH), linear, embed, norm, append_kv, attention, attention_merge};
+const Kernels kernels = {OCTAVO_TEXT(OCTAVO_PATH), linear,    embed,         norm,    append_kv, attention,
+                         attention_merge,          argmax_row, logsumexp_row, top_row, rank_row,  draw_row};
 
 }  // namespace OCTAVO_PATH
 }  // namespace octavo

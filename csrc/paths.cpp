@@ -1,5 +1,7 @@
 #include "paths.h"
 
+#include <stdexcept>
+
 #include "kernels.h"
 
 namespace octavo {
@@ -17,6 +19,12 @@ std::vector<const Kernels*> available_paths() {
 #endif
   found.push_back(&portable::kernels);
   return found;
+}
+
+const Kernels* find_path(const std::string& name) {
+  for (const Kernels* kernels : available_paths())
+    if (name.empty() || name == kernels->name) return kernels;
+  throw std::invalid_argument("the instruction path " + name + " isn't one that this machine can run");
 }
 
 }  // namespace octavo

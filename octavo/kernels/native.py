@@ -42,7 +42,7 @@ class NativeExecutor:
 
     Weights are packed here, to the program's compute dtype, and not referenced afterwards: drop the program and the raw ones are free.
     Raises ConfigError for what these kernels can't take (the reference executor can), InvariantError for a program that contradicts
-    itself.  `forward`, `logits` and `copy_blocks` raise InvariantError for ids and counts outside their limits, and write nothing then.
+    itself.  `forward`, `logits` and `copy_blocks` raise InvariantError for ids and counts outside their limits, before they write.
     """
 
     def __init__(

@@ -1,0 +1,5 @@
+// The sampler's part of the Python module.
+#pragma once
+#include <nanobind/nanobind.h>
+
+void bind_sampling(nanobind::module_& m);
