@@ -1,6 +1,7 @@
 """The reserved layouts, and the shares of the pool that both layouts report."""
 
 import pytest
+from plain_index import PlainIndex
 
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.stats import MemoryStats
@@ -117,3 +118,17 @@ def test_usable_tokens_is_exactly_what_fits_alone(kv_layout: str, reserve: str) 
             assert manager.fits(match, usable, prompt_len, usable, 0)
             if kv_layout == "paged" or (reserve != "max" and usable < 128):
                 assert not manager.fits(match, usable + 1, prompt_len, usable + 1, 0)
+
+
+def test_what_is_shared_need_not_be_available_and_what_is_promised_is_not() -> None:
+    manager = make_kv_cache(num_blocks=6, block_size=4, max_model_len=24, index=PlainIndex(4))
+    first = open_lease(manager, 17, 17, 17)  # five blocks, four of them full
+    match = manager.match("", list(range(17)), 17)
+    assert match.blocks == tuple(first.blocks[:4])
+    assert manager.fits(match, 17, 17, 17, promised=0)  # four are leased already, one is available
+    assert not manager.fits(match, 17, 17, 17, promised=1)
+    assert not manager.fits(match, 21, 17, 21, promised=0)
+    manager.release(first)
+    match = manager.match("", list(range(17)), 17)
+    assert manager.fits(match, 17, 17, 17, promised=1)
+    assert not manager.fits(match, 17, 17, 17, promised=2)  # the cached ones that it takes are available no more

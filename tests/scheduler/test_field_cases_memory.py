@@ -1,7 +1,7 @@
 """Faults that people who run LLM servers reported, of the kinds "leak" (K02) and "out of memory" (K03), as scenarios."""
 
 import pytest
-from driving import Driver, assert_drained, make_request, make_scheduler, run_all, run_alone
+from driving import Driver, assert_drained, assert_forgotten, make_request, make_scheduler, run_all, run_alone
 from plain_index import PlainIndex
 
 from octavo.core.errors import InvalidRequestError
@@ -38,6 +38,7 @@ def test_k02_04_abort_in_the_step_of_the_last_token() -> None:
             plan = scheduler.schedule()
             assert scheduler.abort(f"r{number}")
             assert scheduler.commit(plan, driver.runner.execute(plan)) == []
+            assert_forgotten(scheduler, driver.runner)
         else:  # the abort comes after the end
             driver.step()
             assert driver.reasons[f"r{number}", 0] == "length"
@@ -103,7 +104,8 @@ def test_k03_03_preemption_never_turns_into_livelock(num_blocks: int, expected: 
     while scheduler.has_work:
         oldest = scheduler._running[0] if scheduler._running else None
         before = oldest.num_computed if oldest else 0
-        driver.step()
+        plan = driver.step()
+        assert not set(plan.released) & {start.seq_id for start in plan.started}, "a victim came back in the step that took its memory"
         if oldest is not None and oldest.lease is not None:
             assert oldest.num_computed > before, "the oldest made no progress"
         assert driver.steps < 16 * 500 * 2

@@ -1,6 +1,6 @@
 """A state machine over the scheduler with a runner that computes nothing: small pools, and everything that can happen at random."""
 
-from driving import assert_drained, make_request, make_scheduler
+from driving import assert_drained, assert_forgotten, make_request, make_scheduler
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -163,6 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert_drained(self.scheduler)
+        assert_forgotten(self.scheduler, self.runner)
         assert not self.open
         for key, tokens in self.streams.items():
             request = self.requests[key[0]]

@@ -90,6 +90,7 @@ class Driver:
             assert self.steps < last, f"not drained after {most_steps} steps: {self.scheduler.stats()}"
             self.step()
         assert_drained(self.scheduler)
+        assert_forgotten(self.scheduler, self.runner)
 
 
 def assert_drained(scheduler: Scheduler) -> None:
@@ -97,6 +98,13 @@ def assert_drained(scheduler: Scheduler) -> None:
     assert not scheduler.has_work
     assert (stats.waiting, stats.running, stats.blocks_leased) == (0, 0, 0)
     assert stats.blocks_free + stats.blocks_cached == stats.blocks_total
+
+
+def assert_forgotten(scheduler: Scheduler, runner: NullRunner) -> None:
+    """The next plan, an empty one, makes the runner forget the last sequences."""
+    plan = scheduler.schedule()
+    scheduler.commit(plan, runner.execute(plan))
+    assert not plan.chunks and not runner.rows
 
 
 def run_alone(request: Request, block_size: int = 16) -> dict[tuple[str, int], list[int]]:
