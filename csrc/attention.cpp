@@ -44,40 +44,43 @@ int64_t row_offset(const AttentionArgs& a, const Item& item, int group, int row,
   return token * ld + (item.kv_head * group + row % group) * int64_t(a.kv.head_dim);
 }
 
+// y = record's sums over V / its weight.
 void write_row(const AttentionArgs& a, int64_t offset, const float* record, int width) {
-  alignas(64) float y[256];
-  F16 weight = set1(record[width + 1]);
-  for (int d = 0; d < width; d += kLanes) store(y + d, div(load(record + d), weight));
-  int dim = a.kv.head_dim;
+  F16 share = set1(1.f / record[width + 1]);
+  int dim = a.kv.head_dim, whole = dim / kLanes * kLanes;  // then, perhaps, 8 more
   if (a.q_dtype == DType::f32) {
-    std::memcpy((float*)a.y + offset, y, dim * 4);
+    float* y = (float*)a.y + offset;
+    for (int d = 0; d < whole; d += kLanes) store(y + d, mul(load(record + d), share));
+    if (whole < dim) store_first(y + whole, mul(load(record + whole), share), 8);
   } else {
-    alignas(64) half_t rounded[256];
-    for (int d = 0; d < width; d += kLanes) store_bf16(rounded + d, load(y + d));
-    std::memcpy((half_t*)a.y + offset, rounded, dim * 2);
+    half_t *y = (half_t*)a.y + offset, rest[kLanes];
+    for (int d = 0; d < whole; d += kLanes) store_bf16(y + d, mul(load(record + d), share));
+    if (whole == dim) return;
+    store_bf16(rest, mul(load(record + whole), share));
+    std::memcpy(y + whole, rest, 16);
   }
 }
 
 [[maybe_unused]] void read_q(const AttentionArgs& a, int64_t offset, half_t* q) {
-  std::memcpy(q, (const half_t*)a.q + offset, a.kv.head_dim * 2);
+  const half_t* from = (const half_t*)a.q + offset;
+  for (int d = 0; d < a.kv.head_dim; d += 8) std::memcpy(q + d, from + d, 16);
 }
 void read_q(const AttentionArgs& a, int64_t offset, float* q) {
   if (a.q_dtype == DType::f32)
-    std::memcpy(q, (const float*)a.q + offset, a.kv.head_dim * 4);
+    for (int d = 0; d < a.kv.head_dim; d += 8) std::memcpy(q + d, (const float*)a.q + offset + d, 32);
   else
     for (int d = 0; d < a.kv.head_dim; d++) q[d] = bf16_to_float(((const half_t*)a.q)[offset + d]);
 }
 
-// Where head `kv_head` of the tiles that hold tokens [begin, end) lies; begin's group is `group_start`.
-GroupTiles find_tiles(const AttentionArgs& a, const Item& item, int group_start, int begin, int end) {
-  GroupTiles tiles = {};
+// Where the item's head lies in the tiles of group `g` that hold tokens [begin, end).
+void find_tiles(const AttentionArgs& a, const Item& item, int g, int begin, int end, const uint8_t** k, const uint8_t** v) {
   int64_t head_bytes = int64_t(kTile) * a.kv.head_dim * dtype_bytes(a.kv.dtype);
-  for (int t = (begin - group_start) / kTile; group_start + t * kTile < end; t++) {
-    const uint8_t* page = page_address(a.kv, *a.batch, a.batch->row[item.work.seq], group_start / kTile + t);
-    tiles.k[t] = page + item.kv_head * head_bytes;
-    tiles.v[t] = page + (a.kv.num_kv_heads + item.kv_head) * head_bytes;
+  int first = begin > g ? (begin - g) / kTile : 0;
+  for (int t = first; t < kGroupTiles && g + t * kTile < end; t++) {
+    const uint8_t* page = page_address(a.kv, *a.batch, a.batch->row[item.work.seq], g / kTile + t);
+    k[t] = page + item.kv_head * head_bytes;
+    v[t] = page + (a.kv.num_kv_heads + item.kv_head) * head_bytes;
   }
-  return tiles;
 }
 
 // group_rows for `rows` rows, 1 to R.
@@ -110,7 +113,11 @@ void run_segment(const AttentionArgs& a, const Item& item, RowBlock<S>& block, i
       from[r] = block.from[r] > g ? block.from[r] - g : 0;
       to[r] = block.to[r] < g + kGroup ? block.to[r] - g : kGroup;
     }
-    GroupTiles tiles = find_tiles(a, item, g, g + from[first], g + to[last - 1]);
+    GroupTiles tiles = {};
+    int begin = block.from[0], end = block.to[item.rows - 1];
+    find_tiles(a, item, g, begin, end, tiles.k, tiles.v);
+    for (int t = 0; t < kGroupTiles; t++) tiles.next_k[t] = tiles.k[t], tiles.next_v[t] = tiles.v[t];
+    if (g + kGroup < end) find_tiles(a, item, g + kGroup, begin, end, tiles.next_k, tiles.next_v);
     for (int r = first; r < last; r += kRows)
       group_of<S>(last - r < kRows ? last - r : kRows, block.q + r * head_dim, head_dim, scale, tiles, from + r, to + r, sums.from(r));
   }
@@ -134,7 +141,7 @@ void run_item(const AttentionArgs& a, const AttentionWalk& walk, const Item& ite
       if (item.work.split) {
         int64_t at = (int64_t(item.kv_head) * item.work.rows + item.row + r) * item.work.segments + segment - item.work.first_segment;
         float* partial = a.scratch + item.work.scratch + at * record;
-        std::memcpy(partial, block.acc + r * width, width * 4);
+        for (int d = 0; d < width; d += kLanes) store(partial + d, load(block.acc + r * width + d));
         partial[width] = block.max[r];
         partial[width + 1] = weight;
       } else {
@@ -169,7 +176,7 @@ void attention(const AttentionArgs& a, Team team) {
 void attention_merge(const AttentionArgs& a, Team team) {
   AttentionWalk walk(a, team.size);
   int width = round_up(a.kv.head_dim, kLanes), record = walk.record_floats(), turn = 0;
-  alignas(64) float total[256 + 16];
+  alignas(64) float total[kMaxHeadDim + 16];
   Item item;
   while (walk.next_split(item.work)) {
     const SequenceWork& w = item.work;

@@ -17,10 +17,10 @@ struct RowSums {
   RowSums from(int row) const { return {max + row, weight + row * kLanes, acc + row * ld, ld}; }
 };
 
-// The K and V of one head in a group's tiles (null beyond the last token that any row sees).
+// The K and V of one head in a group's tiles, and in those that are read after them (null where no row sees a token).
 struct GroupTiles {
-  const uint8_t* k[kGroupTiles];
-  const uint8_t* v[kGroupTiles];
+  const uint8_t *k[kGroupTiles], *v[kGroupTiles];
+  const uint8_t *next_k[kGroupTiles], *next_v[kGroupTiles];
 };
 
 static inline F16 exp2_weight(F16 x, const float*) { return exp2_nonpositive(x); }
@@ -34,26 +34,25 @@ static inline void store_weights(half_t* p, const F16* w) {
 }
 #endif
 
-// -inf for every token outside [from, to).
-static inline void mask_scores(float* s, int from, int to) {
-  for (int t = 0; t < kGroupTiles; t++) {
-    F16 x = set1(-INFINITY);
-    if (from < (t + 1) * kTile && to > t * kTile) {
-      x = keep_first(load(s + t * kTile), to - t * kTile, -INFINITY);
-      x = drop_first(x, from - t * kTile, -INFINITY);
-    }
-    store(s + t * kTile, x);
+// -inf for every token outside [from, to), in tiles `first` to `last`.
+static inline void mask_scores(float* s, int first, int last, int from, int to) {
+  for (int t = first; t < last; t++) {
+    F16 x = keep_first(load(s + t * kTile), to - t * kTile, -INFINITY);
+    store(s + t * kTile, drop_first(x, from - t * kTile, -INFINITY));
   }
 }
 
-// Scores [R][kGroup] to weights p [R][kGroup]; the new maximum and sum go to `sums`, the factor for what was summed before to `keep`.
+// Scores [R][kGroup] of tiles `first` to `last` to weights p [R][kGroup], 0 in the other tiles; the new maximum and sum go to `sums`, the
+// factor for what was summed before to `keep`.
 template <class Weight, int R>
-static inline void softmax_step(const float* s, RowSums sums, float* keep, Weight* p) {
+static inline __attribute__((always_inline)) void softmax_step(const float* s, int first, int last, RowSums sums, float* keep,
+                                                               Weight* p) {
   alignas(64) float old_max[kLanes] = {}, new_max[kLanes] = {};
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
-    const float* x = s + r * kGroup;
-    float top = reduce_max(max(max(load(x), load(x + 16)), max(load(x + 32), load(x + 48))));
+    F16 highest = load(s + r * kGroup + first * kTile);
+    for (int t = first + 1; t < last; t++) highest = max(highest, load(s + r * kGroup + t * kTile));
+    float top = reduce_max(highest);
     old_max[r] = sums.max[r];
     sums.max[r] = new_max[r] = top > old_max[r] ? top : old_max[r];
   }
@@ -62,7 +61,8 @@ static inline void softmax_step(const float* s, RowSums sums, float* keep, Weigh
   for (int r = 0; r < R; r++) {
     F16 top = set1(new_max[r]), w[kGroupTiles];
 #pragma GCC unroll 4
-    for (int t = 0; t < kGroupTiles; t++) w[t] = exp2_weight(sub(load(s + r * kGroup + t * kTile), top), p);
+    for (int t = 0; t < kGroupTiles; t++)
+      w[t] = t >= first && t < last ? exp2_weight(sub(load(s + r * kGroup + t * kTile), top), p) : zero();
     store_weights(p + r * kGroup, w);
     F16 sum = add(add(w[0], w[1]), add(w[2], w[3]));
     store(sums.weight + r * kLanes, fma(load(sums.weight + r * kLanes), set1(keep[r]), sum));
@@ -80,67 +80,70 @@ static inline const uint8_t* lone_token(const uint8_t* v, int head_dim, bool hig
   return (const uint8_t*)copy;
 }
 
-// One row's tokens [from, to), in order, none outside.
+// Tokens [from, to), in order, none outside, for rows that see at least these and are equal in that.
 template <class S>
-static void row_outputs(float* acc, int ld, const typename S::Weight* p, const uint8_t* const* tiles, int head_dim, int from, int to) {
-  const float one[1] = {1.f};
-  if (from >= to) return;
+static void exact_outputs(int rows, RowSums sums, const float* keep, const typename S::Weight* p, const GroupTiles& tiles,
+                          int head_dim, int from, int to) {
+  auto sum = [&](const uint8_t* const* v, const uint8_t* const* ahead, const typename S::Weight* weights, int begin, int end) {
+    outputs_of<S>(rows, sums.acc, sums.ld, keep, weights, v, ahead, head_dim, begin, end);
+  };
   if constexpr (S::pair == 2) {
-    alignas(64) half_t copy[2 * 256];
+    alignas(64) half_t copy[2 * kMaxHeadDim];
     auto lone = [&](int token) {
-      const uint8_t* v = tiles[token / kTile] + token % kTile / 2 * (4 * head_dim);
+      const uint8_t* v = tiles.v[token / kTile] + token % kTile / 2 * (4 * head_dim);
       const uint8_t* pair = lone_token(v, head_dim, token % 2, copy);
-      outputs<S, 1>(acc, ld, one, p + (token & ~1), &pair, head_dim, 0, 2);
+      sum(&pair, &pair, p + (token & ~1), 0, 2);
     };
-    if (from % 2) lone(from++);
-    int even = to & ~1;
-    if (from < even) outputs<S, 1>(acc, ld, one, p, tiles, head_dim, from, even);
-    if (to % 2 && to > from) lone(to - 1);
-  } else {
-    outputs<S, 1>(acc, ld, one, p, tiles, head_dim, from, to);
+    if (from < to && from % 2) lone(from++);
+    if (from < (to & ~1)) sum(tiles.v, tiles.next_v, p, from, to & ~1);
+    if (from < to && to % 2) lone(to - 1);
+  } else if (from < to) {
+    sum(tiles.v, tiles.next_v, p, from, to);
   }
 }
 
-// Rows that do not see the whole group: what all of them see at once, the rest row by row; each row's tokens still come in order.
+// Rows that do not all see the whole group: first what each run of equal rows sees before the others begin, then what all see, then the
+// rest run by run.  Each row's tokens come in order, and only its own.
 template <class S, int R>
-static void ragged_outputs(RowSums sums, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles, int head_dim,
+static void ragged_outputs(RowSums sums, const float* keep, const typename S::Weight* p, const GroupTiles& tiles, int head_dim,
                            const int* from, const int* to) {
-  int begin = 0, end = kGroup;
-  for (int r = 0; r < R; r++) {
-    if (from[r] > begin) begin = from[r];
-    if (to[r] < end) end = to[r];
-  }
-  begin += begin % S::pair;
-  end -= end % S::pair;
-  if (begin >= end) begin = end = kGroup;  // nothing in common: each row alone
+  int begin = (from[R - 1] + S::pair - 1) / S::pair * S::pair, end = to[0] / S::pair * S::pair;
+  if (begin >= end) begin = end = kGroup;  // nothing in common
   for (int r = 0; r < R; r++) {
     float* acc = sums.acc + r * sums.ld;
     for (int d = 0; d < sums.ld; d += kLanes) store(acc + d, mul(load(acc + d), set1(keep[r])));
-    row_outputs<S>(acc, sums.ld, p + r * kGroup, tiles, head_dim, from[r], begin < to[r] ? begin : to[r]);
   }
   alignas(64) float ones[kLanes];
   store(ones, set1(1.f));
-  if (begin < end) outputs<S, R>(sums.acc, sums.ld, ones, p, tiles, head_dim, begin, end);
-  for (int r = 0; r < R; r++)
-    row_outputs<S>(sums.acc + r * sums.ld, sums.ld, p + r * kGroup, tiles, head_dim, end, to[r]);
+  auto by_runs = [&](int low, int high) {
+    for (int r = 0, next; r < R; r = next) {
+      for (next = r + 1; next < R && from[next] == from[r] && to[next] == to[r];) next++;
+      exact_outputs<S>(next - r, sums.from(r), ones, p + r * kGroup, tiles, head_dim, from[r] > low ? from[r] : low,
+                       to[r] < high ? to[r] : high);
+    }
+  };
+  by_runs(0, begin);
+  if (begin < end) outputs<S, R>(sums.acc, sums.ld, ones, p, tiles.v, tiles.next_v, head_dim, begin, end);
+  by_runs(end, kGroup);
 }
 
-// The group for R rows whose q is [R][head_dim]; row r sees tokens [from[r], to[r]), at least one.
+// The group for R rows whose q is [R][head_dim]; row r sees tokens [from[r], to[r]), at least one; both grow with r.
 template <class S, int R>
 static void group_rows(const typename S::Weight* q, int head_dim, float scale, const GroupTiles& tiles, const int* from,
                        const int* to, RowSums sums) {
   alignas(64) float s[R * kGroup], keep[kLanes];
   alignas(64) typename S::Weight p[R * kGroup];
-  bool whole = from[R - 1] == 0 && to[0] == kGroup;  // both grow with the row
-  int first = from[0] / kTile, last = (to[R - 1] + kTile - 1) / kTile;
-  scores<S, R>(q, head_dim, tiles.k, first, last, scale, s);
-  if (!whole)
-    for (int r = 0; r < R; r++) mask_scores(s + r * kGroup, from[r], to[r]);
-  softmax_step<typename S::Weight, R>(s, sums, keep, p);
-  if (whole)
-    outputs<S, R>(sums.acc, sums.ld, keep, p, tiles.v, head_dim, 0, kGroup);
-  else
-    ragged_outputs<S, R>(sums, keep, p, tiles.v, head_dim, from, to);
+  if (from[R - 1] == 0 && to[0] == kGroup) {
+    scores<S, R>(q, head_dim, tiles.k, tiles.next_k, 0, kGroupTiles, scale, s);
+    softmax_step<typename S::Weight, R>(s, 0, kGroupTiles, sums, keep, p);
+    outputs<S, R>(sums.acc, sums.ld, keep, p, tiles.v, tiles.next_v, head_dim, 0, kGroup);
+  } else {
+    int first = from[0] / kTile, last = (to[R - 1] + kTile - 1) / kTile;
+    scores<S, R>(q, head_dim, tiles.k, tiles.next_k, first, last, scale, s);
+    for (int r = 0; r < R; r++) mask_scores(s + r * kGroup, first, last, from[r], to[r]);
+    softmax_step<typename S::Weight, R>(s, first, last, sums, keep, p);
+    ragged_outputs<S, R>(sums, keep, p, tiles, head_dim, from, to);
+  }
 }
 
 }  // namespace OCTAVO_PATH

@@ -23,6 +23,7 @@ constexpr int kRows = 2, kVectors = 1;
 constexpr int kTile = 16;                      // tokens of a page
 constexpr int kGroup = 64;                     // tokens between two looks at the running maximum
 constexpr int kGroupTiles = kGroup / kTile;
+constexpr int kMaxHeadDim = 256;
 constexpr int kVectorBytes = 64;               // of stored K or V per vector and step: 16 floats, or 16 pairs of 16-bit values
 
 // What a step is, for each storage.  `pair`: elements of K (along head_dim) or V (along tokens) that one step takes.  `halves`: the
@@ -75,7 +76,7 @@ struct BFloatDot {
 
 template <class S, int R, int V, bool Half, int H>
 static inline __attribute__((always_inline)) void half_step(F16 (&sum)[R][V], const typename S::Weight* w, int ldw,
-                                                            const uint8_t* const* vectors, int offset) {
+                                                            const uint8_t* const* vectors, int64_t offset) {
   decltype(S::template vector<H>(nullptr)) x[V];
 #pragma GCC unroll 4
   for (int v = 0; v < V; v++) {
@@ -93,12 +94,16 @@ static inline __attribute__((always_inline)) void half_step(F16 (&sum)[R][V], co
 }
 
 // sum [R][V] += over `steps` steps of w [R][ldw] * vectors [V][stride bytes from step to step].  Half: only the first 8 lanes are read.
+// The same lines of `ahead` [V] are fetched into the cache meanwhile.
 template <class S, int R, int V, bool Half>
 static inline __attribute__((always_inline)) void multiply(F16 (&sum)[R][V], const typename S::Weight* w, int ldw,
-                                                           const uint8_t* const* vectors, int stride, int steps) {
-  for (int i = 0; i < steps; i++) {
-    half_step<S, R, V, Half, 0>(sum, w, ldw, vectors, i * stride);
-    if constexpr (S::halves == 2) half_step<S, R, V, Half, 1>(sum, w, ldw, vectors, i * stride);
+                                                           const uint8_t* const* vectors, const uint8_t* const* ahead, int64_t stride,
+                                                           int steps) {
+  for (int64_t at = 0; at < stride * steps; at += stride) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v++) prefetch(ahead[v] + at);
+    half_step<S, R, V, Half, 0>(sum, w, ldw, vectors, at);
+    if constexpr (S::halves == 2) half_step<S, R, V, Half, 1>(sum, w, ldw, vectors, at);
     w += S::pair;
   }
 }
@@ -106,34 +111,33 @@ static inline __attribute__((always_inline)) void multiply(F16 (&sum)[R][V], con
 // out [R][kGroup], from lane `tile * 16` on: scale * (q [R][head_dim] . K) for V tiles.
 template <class S, int R, int V>
 static inline __attribute__((always_inline)) void score_tiles(const typename S::Weight* q, int head_dim,
-                                                              const uint8_t* const* tiles, float scale, float* out) {
+                                                              const uint8_t* const* tiles, const uint8_t* const* ahead, float scale, float* out) {
   F16 sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) sum[r][v] = zero();
-  multiply<S, R, V, false>(sum, q, head_dim, tiles, kVectorBytes, head_dim / S::pair);
+  multiply<S, R, V, false>(sum, q, head_dim, tiles, ahead, kVectorBytes, head_dim / S::pair);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) store(out + r * kGroup + v * kLanes, mul(sum[r][v], set1(scale)));
 }
 
-// The same for tiles `first` to `last` of a group.
-template <class S, int R>
-static inline void scores(const typename S::Weight* q, int head_dim, const uint8_t* const* tiles, int first, int last, float scale,
-                          float* out) {
-  if (kVectors == kGroupTiles && first == 0 && last == kGroupTiles) {
-    score_tiles<S, R, kVectors>(q, head_dim, tiles, scale, out);
-    return;
-  }
-  for (int t = first; t < last; t++) score_tiles<S, R, 1>(q, head_dim, tiles + t, scale, out + t * kTile);
+// The same for tiles `first` to `last` of a group, as many at a time as there are registers for.
+template <class S, int R, int V = kVectors>
+static inline void scores(const typename S::Weight* q, int head_dim, const uint8_t* const* tiles, const uint8_t* const* ahead,
+                          int first, int last, float scale, float* out) {
+  for (; first + V <= last; first += V) score_tiles<S, R, V>(q, head_dim, tiles + first, ahead + first, scale, out + first * kTile);
+  if constexpr (V > 1)
+    if (first < last) scores<S, R, V / 2>(q, head_dim, tiles, ahead, first, last, scale, out);
 }
 
 // acc [R][ld], 16 * V dims of it = keep[r] * acc + p [R][kGroup] * V, over tokens `begin` to `end` of the group (whole steps).
 template <class S, int R, int V, bool Half>
 static inline __attribute__((always_inline)) void output_dims(float* acc, int ld, const float* keep, const typename S::Weight* p,
-                                                              const uint8_t* const* tiles, int dim, int stride, int begin, int end) {
+                                                              const uint8_t* const* tiles, const uint8_t* const* ahead, int dim,
+                                                              int stride, int begin, int end) {
   F16 sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
@@ -142,10 +146,13 @@ static inline __attribute__((always_inline)) void output_dims(float* acc, int ld
   while (begin < end) {
     int in_tile = begin % kTile, stop = begin - in_tile + kTile;
     if (stop > end) stop = end;
-    const uint8_t* at = tiles[begin / kTile] + in_tile / S::pair * stride + dim / kLanes * kVectorBytes;
-    const uint8_t* vectors[V];
-    for (int v = 0; v < V; v++) vectors[v] = at + v * kVectorBytes;
-    multiply<S, R, V, Half>(sum, p + begin, kGroup, vectors, stride, (stop - begin) / S::pair);
+    int offset = in_tile / S::pair * stride + dim / kLanes * kVectorBytes;
+    const uint8_t *vectors[V], *fetch[V];
+    for (int v = 0; v < V; v++) {
+      vectors[v] = tiles[begin / kTile] + offset + v * kVectorBytes;
+      fetch[v] = ahead[begin / kTile] + offset + v * kVectorBytes;
+    }
+    multiply<S, R, V, Half>(sum, p + begin, kGroup, vectors, fetch, stride, (stop - begin) / S::pair);
     begin = stop;
   }
 #pragma GCC unroll 8
@@ -154,15 +161,26 @@ static inline __attribute__((always_inline)) void output_dims(float* acc, int ld
     for (int v = 0; v < V; v++) store(acc + r * ld + dim + v * kLanes, sum[r][v]);
 }
 
-// All dims: slices of 16 * kVectors while they last, then single vectors, then the half vector of a head_dim that is 8 mod 16.
-template <class S, int R>
-static void outputs(float* acc, int ld, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles, int head_dim,
-                    int begin, int end) {
-  int dim = 0, stride = 4 * head_dim;
-  for (; dim + kVectors * kLanes <= head_dim; dim += kVectors * kLanes)
-    output_dims<S, R, kVectors, false>(acc, ld, keep, p, tiles, dim, stride, begin, end);
-  for (; dim + kLanes <= head_dim; dim += kLanes) output_dims<S, R, 1, false>(acc, ld, keep, p, tiles, dim, stride, begin, end);
-  if (dim < head_dim) output_dims<S, R, 1, true>(acc, ld, keep, p, tiles, dim, stride, begin, end);
+// All dims from `dim` on: slices of 16 * V while they last, then narrower ones, then the half vector of a head_dim that is 8 mod 16.
+template <class S, int R, int V = kVectors>
+static void outputs(float* acc, int ld, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles,
+                    const uint8_t* const* ahead, int head_dim, int begin, int end, int dim = 0) {
+  int stride = 4 * head_dim;
+  for (; dim + V * kLanes <= head_dim; dim += V * kLanes)
+    output_dims<S, R, V, false>(acc, ld, keep, p, tiles, ahead, dim, stride, begin, end);
+  if (dim == head_dim) return;
+  if constexpr (V > 1)
+    outputs<S, R, V / 2>(acc, ld, keep, p, tiles, ahead, head_dim, begin, end, dim);
+  else
+    output_dims<S, R, 1, true>(acc, ld, keep, p, tiles, ahead, dim, stride, begin, end);
+}
+
+// outputs for `rows` rows, 1 to R.
+template <class S, int R = kRows>
+static void outputs_of(int rows, float* acc, int ld, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles,
+                       const uint8_t* const* ahead, int head_dim, int begin, int end) {
+  if (rows == R) return outputs<S, R>(acc, ld, keep, p, tiles, ahead, head_dim, begin, end);
+  if constexpr (R > 1) outputs_of<S, R - 1>(rows, acc, ld, keep, p, tiles, ahead, head_dim, begin, end);
 }
 
 }  // namespace OCTAVO_PATH
