@@ -146,9 +146,10 @@ class _Binder:
             raise InvariantError("the embedding's matrix is gated")
         tied = self._weights.find(op.table)
         table = None if tied is not None else self._keep(_rows(op.table.weight).contiguous())
+        dtype = torch.float32 if table is None else table.dtype
         positions = None
         if op.positions is not None:
-            positions = self._keep(op.positions.to(torch.float32).contiguous())
+            positions = self._keep(op.positions.to(dtype).contiguous())
             needed = self._program.max_positions + op.position_offset
             if positions.shape[0] < needed or positions.shape[1] != width:
                 raise InvariantError(f"the position table is {tuple(positions.shape)}; {needed} rows of {width} are needed")
@@ -156,7 +157,7 @@ class _Binder:
             head=self._head,
             tied=tied,
             table=_address(table),
-            dtype="float32" if table is None else DTYPE_NAMES[table.dtype],
+            dtype=DTYPE_NAMES[dtype],
             positions=_address(positions),
             position_offset=op.position_offset,
             width=width,
