@@ -11,13 +11,10 @@ import torch
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.kernels.native import available_paths
 from octavo.kernels.program import Program
-from octavo.models import registry
+from octavo.models.checkpoint import Checkpoint, load_config, read_checkpoint, tokenizer_source
 from octavo.models.decoder import Decoder
 from octavo.models.dummy_weights import DummyWeights
-from octavo.models.gguf_file import open_gguf
 from octavo.models.gguf_weights import GGUFWeights
-from octavo.models.hf_config import read_json, with_generation_config
-from octavo.models.locate import Checkpoint, locate
 from octavo.models.rope import inverse_frequencies
 from octavo.models.safetensors_weights import SafetensorsWeights
 from octavo.models.weights import WeightSource
@@ -27,7 +24,8 @@ from octavo.spec.model import ModelConfig
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CONFIG = "config.json"
+
+__all__ = ["LoadedModel", "choose_dtype", "load_config", "load_model", "tokenizer_source"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,14 +52,6 @@ class LoadedModel:
         return self.config.attention_layers()
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    architecture: registry.Architecture
-    config: ModelConfig
-    weights: WeightSource
-    tokenizer_source: Path | Mapping[str, Any]
-
-
 def load_model(
     model: str | Path,
     *,
@@ -84,38 +74,26 @@ def load_model(
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format={load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
     compute = choose_dtype(dtype)
-    checkpoint = locate(model, revision=revision)
-    opened = _open(checkpoint, load_format, seed)
-    config = opened.config
+    checkpoint = read_checkpoint(model, revision=revision)
+    config = checkpoint.config
     length = _max_model_len(config, max_model_len)
     _check_room(config, compute)
-    decoder = Decoder(config, opened.weights, dtype=DTYPES[compute], max_model_len=length)
-    opened.architecture.build(decoder)
+    weights = _weights(checkpoint, load_format, seed)
+    decoder = Decoder(config, weights, dtype=DTYPES[compute], max_model_len=length)
+    checkpoint.architecture.build(decoder)
     notices = decoder.notices
-    if "F16" in opened.weights.stored_dtypes():
+    if "F16" in weights.stored_dtypes():
         notices.append(f"{config.source}: the checkpoint's float16 weights are converted to {compute}")
     return LoadedModel(
         config=config,
         program=decoder.program(),
         dtype=compute,
         max_model_len=length,
-        tokenizer_source=opened.tokenizer_source,
-        digest=_digest(config, length, opened.weights),
+        tokenizer_source=checkpoint.path if checkpoint.gguf is None else checkpoint.gguf.metadata,
+        digest=_digest(config, length, weights),
         revision=checkpoint.revision,
         notices=tuple(notices),
     )
-
-
-def tokenizer_source(model: str | Path, *, revision: str | None = None) -> Path | Mapping[str, Any]:
-    """What `load_tokenizer` takes, without the weights."""
-    checkpoint = locate(model, revision=revision)
-    return open_gguf(checkpoint.path).metadata if checkpoint.is_gguf else checkpoint.path
-
-
-def load_config(model: str | Path, *, revision: str | None = None) -> ModelConfig:
-    """The config alone: enough to plan memory."""
-    checkpoint = locate(model, revision=revision)
-    return _open(checkpoint, "dummy", 0).config
 
 
 def choose_dtype(dtype: str) -> str:
@@ -128,32 +106,20 @@ def choose_dtype(dtype: str) -> str:
     return dtype
 
 
-def _open(checkpoint: Checkpoint, load_format: str, seed: int) -> _Opened:
-    if checkpoint.is_gguf:
-        if load_format == "safetensors":
-            raise ConfigError(f"load_format='safetensors', but {checkpoint.path} is a GGUF model; set load_format='auto'")
-        return _open_gguf(checkpoint.path, load_format, seed)
-    if load_format == "gguf":
-        raise ConfigError(f"load_format='gguf', but {checkpoint.path} holds {CONFIG}; give the path of the GGUF file")
-    fields = read_json(checkpoint.path / CONFIG)
-    architecture = registry.of_hf(fields)
-    config = with_generation_config(architecture.read_hf(fields), checkpoint.path)
-    weights = _dummy(config, seed) if load_format == "dummy" else SafetensorsWeights(checkpoint.path)
-    return _Opened(architecture, config, weights, checkpoint.path)
-
-
-def _open_gguf(path: Path, load_format: str, seed: int) -> _Opened:
-    file = open_gguf(path)
-    architecture, config = registry.read_gguf(file)
+def _weights(checkpoint: Checkpoint, load_format: str, seed: int) -> WeightSource:
+    config, file = checkpoint.config, checkpoint.gguf
     if load_format == "dummy":
-        return _Opened(architecture, config, _dummy(config, seed), file.metadata)
+        absent = {"lm_head.bias"} | ({"lm_head.weight"} if config.tie_embeddings else set())
+        return DummyWeights(seed, absent=frozenset(absent))
+    if file is None:
+        if load_format == "gguf":
+            raise ConfigError(f"load_format='gguf', but {config.source} belongs to safetensors; give the path of the GGUF file")
+        return SafetensorsWeights(checkpoint.path)
+    if load_format == "safetensors":
+        raise ConfigError(f"load_format='safetensors', but {checkpoint.path} is a GGUF file; set load_format='auto'")
+    architecture = checkpoint.architecture
     heads = (config.num_heads, config.num_kv_heads) if architecture.gguf_interleaves else (0, 0)
-    return _Opened(architecture, config, GGUFWeights(file, architecture.gguf_tensors, heads), file.metadata)
-
-
-def _dummy(config: ModelConfig, seed: int) -> DummyWeights:
-    absent = {"lm_head.bias"} | ({"lm_head.weight"} if config.tie_embeddings else set())
-    return DummyWeights(seed, absent=frozenset(absent))
+    return GGUFWeights(file, architecture.gguf_tensors, heads)
 
 
 def _max_model_len(config: ModelConfig, asked: int | None) -> int:

@@ -13,7 +13,7 @@ WEIGHTS_OF_OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Located:
     """path: a folder with config.json, or a GGUF file (the folder of one).  revision: the hub's commit, or empty."""
 
     path: Path
@@ -21,14 +21,14 @@ class Checkpoint:
     revision: str = ""
 
 
-def locate(model: str | Path, *, revision: str | None = None) -> Checkpoint:
+def locate(model: str | Path, *, revision: str | None = None) -> Located:
     """Raises ModelLoadError when nothing on this machine or on the hub answers to `model`."""
     path = Path(model).expanduser()
     if path.exists():
         return _local(path)
     name = str(model)
     if name in MODELS:
-        return Checkpoint(fetch_model(name), is_gguf=True)
+        return Located(fetch_model(name), is_gguf=True)
     if path.suffix in (".gguf", ".safetensors", *WEIGHTS_OF_OTHERS) or path.is_absolute() or not HUB_ID.fullmatch(name):
         raise ModelLoadError(
             f"{name}: there is no such folder or file; a model is a folder with config.json and safetensors, a GGUF file, "
@@ -36,18 +36,18 @@ def locate(model: str | Path, *, revision: str | None = None) -> Checkpoint:
         )
     folder = _from_hub(name, revision)
     # The hub's library names a snapshot's folder after its commit.
-    return Checkpoint(folder, is_gguf=False, revision=folder.name)
+    return Located(folder, is_gguf=False, revision=folder.name)
 
 
-def _local(path: Path) -> Checkpoint:
+def _local(path: Path) -> Located:
     if path.is_dir():
         has_config = (path / "config.json").is_file()
-        return Checkpoint(path, is_gguf=not has_config and any(path.glob("*.gguf")))
+        return Located(path, is_gguf=not has_config and any(path.glob("*.gguf")))
     if path.suffix == ".safetensors":
-        return Checkpoint(path.parent, is_gguf=False)
+        return Located(path.parent, is_gguf=False)
     if path.suffix in WEIGHTS_OF_OTHERS:
         raise ModelLoadError(f"{path}: is pickled, and unpickling runs whatever the file says; convert it to safetensors")
-    return Checkpoint(path, is_gguf=True)
+    return Located(path, is_gguf=True)
 
 
 def _from_hub(name: str, revision: str | None) -> Path:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -249,3 +251,13 @@ def test_memory_layers_are_those_of_the_config(folder):
     model = load_model(folder)
     assert [(layer.num_kv_heads, layer.head_dim, layer.window) for layer in model.memory_layers] == [(2, 16, None)] * 2
     assert model.tokenizer_source == folder
+
+
+def test_config_and_registry_are_read_without_torch(folder):
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from octavo.models.checkpoint import load_config\n"
+        f"print(load_config({str(folder)!r}).attention_layers()[0].head_dim)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "16\n", done.stderr
