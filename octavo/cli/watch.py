@@ -1,8 +1,8 @@
 """What is looked at while a workload runs: the pool's shares, how many requests run, and the process's memory."""
 
-import os
+import contextlib
 import resource
-import threading
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ class PoolWatch:
     """Call it after a step.  It looks at `stats()` at most every `every` seconds, so that looking costs next to nothing, and
     weighs what it saw by the time until the next look (shares of memory over time, as in SOSP 2023, PagedAttention, figure 2)."""
 
-    def __init__(self, stats: Callable[[], Any], *, every: float = 0.02, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, stats: Callable[[], Any], *, every: float = 0.005, clock: Clock = time.perf_counter) -> None:
         self._stats, self._every, self._clock = stats, every, clock
         self._next = self._last = clock()
         self._seconds = 0.0
@@ -62,54 +62,28 @@ class PoolWatch:
 
 
 class PeakMemory:
-    """The most resident memory that this process and its descendants had together while the block ran, in MiB (Linux)."""
+    """The most resident memory that this process had while the block ran, in MiB, as the kernel kept it.
 
-    def __init__(self, every: float = 0.5) -> None:
+    Where the kernel's mark can't be set back (it takes Linux), it is the most since the process began.
+    """
+
+    def __init__(self) -> None:
         self.peak_mib = 0.0
-        self._every = every
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "PeakMemory":
-        self._thread.start()
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # 5: the peak starts anew from what is resident (proc(5))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        self.peak_mib = max(self.peak_mib, resident_bytes(os.getpid()) / MIB)
-
-    def _watch(self) -> None:
-        while not self._done.wait(self._every):
-            self.peak_mib = max(self.peak_mib, resident_bytes(os.getpid()) / MIB)
+        self.peak_mib = peak_resident_bytes() / MIB
 
 
-def resident_bytes(pid: int) -> int:
-    """Resident bytes of a process and all its descendants, from /proc; without /proc, the largest that this process ever had."""
+def peak_resident_bytes() -> int:
+    """The kernel's mark of this process's largest resident memory."""
     try:
-        entries = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    parents = {entry: parent for entry in entries if (parent := _parent(entry)) is not None}
-    family, grown = {pid}, True
-    while grown:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    return sum(map(_resident, family))
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _resident(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,5 +1,6 @@
 """The arithmetic of benchmarks: on times written down by hand, and on an engine whose steps take one virtual second."""
 
+import os
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from octavo.cli.bench.layouts import VARIANTS, pool_settings
 from octavo.cli.bench.measure import measure, part_shares
 from octavo.cli.bench.metrics import Timing, batch_metrics, medians
 from octavo.cli.bench.workload import Job, Workload
-from octavo.cli.watch import PoolWatch
+from octavo.cli.watch import PeakMemory, PoolWatch
 from octavo.core.errors import OctavoError
 
 
@@ -143,3 +144,15 @@ def test_layouts_share_one_short_pool() -> None:
     assert pool_settings({"max_model_len": 8192}, workload)["num_blocks"] == 1024  # two regions of the maximum length
     assert "num_blocks" not in pool_settings({"kv_cache_memory_bytes": 5}, workload)
     assert next(iter(VARIANTS)) == "paged"
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel's mark can't be set back here")
+def test_the_peak_of_memory_is_that_of_the_block() -> None:
+    before = bytearray(b"x") * (128 << 20)
+    del before
+    with PeakMemory() as small:
+        pass
+    with PeakMemory() as large:
+        block = bytearray(b"x") * (96 << 20)
+        del block
+    assert large.peak_mib - small.peak_mib > 90
