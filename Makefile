@@ -16,11 +16,15 @@ NATIVE := $(wildcard csrc/*) $(wildcard build_backend/*.py)
 .DELETE_ON_ERROR:
 
 demo: setup
-	$(BIN)/octavo generate smollm2-135m --temperature 0 --max-tokens 48 \
+	$(BIN)/octavo generate smollm2-135m --chat --temperature 0 --max-tokens 64 \
 	  -p "What is the capital of France?" \
 	  -p "Explain in one sentence why the sky is blue." \
 	  -p "Write a haiku about memory." \
-	  -p "List three uses of a sheet of paper."
+	  -p "List three uses of a sheet of paper." \
+	  -p "What is 7 times 6?" \
+	  -p "Name a famous library and say where it is." \
+	  -p "Give me a title for a book about bridges." \
+	  -p "What does an operating system do?"
 
 test: setup check
 	$(BIN)/python -m pytest
