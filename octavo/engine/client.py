@@ -57,6 +57,8 @@ class EngineClient:
         self._streams: dict[str, _Stream] = {}
         self._asked: deque[asyncio.Future[EngineStats]] = deque()
         self._writer: asyncio.StreamWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._dead: EngineDeadError | None = None
         try:
@@ -147,14 +149,21 @@ class EngineClient:
         return data
 
     async def _attach(self) -> None:
+        """Hand the socket to this event loop; whoever comes meanwhile waits for the first."""
         if self._dead is not None:
             raise self._dead
-        if self._reading is None:
-            self._socket.setblocking(False)
-            reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=1 << 26)
-            self._reading = asyncio.create_task(self._read(reader))
-        elif self._reading.get_loop() is not asyncio.get_running_loop():
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._opening = self._loop.create_task(self._open())
+        elif self._loop is not asyncio.get_running_loop():
             raise OctavoError("this engine belongs to the event loop that first used it; use it there, or make another engine")
+        assert self._opening is not None  # made with the loop
+        await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        self._socket.setblocking(False)
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=1 << 26)
+        self._reading = asyncio.create_task(self._read(reader))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:

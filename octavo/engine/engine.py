@@ -40,7 +40,11 @@ class Engine:
         clock = time.perf_counter()
         plan = self.scheduler.schedule()
         clock = self._lap("schedule", clock)
-        result = self._execute(plan)
+        try:
+            result = self._execute(plan)
+        except BaseException:  # an interrupt: the step never happened, and the next plan hands everything out again
+            self.scheduler.drop(plan)
+            raise
         clock = self._lap("run", clock)
         updates = self.scheduler.commit(plan, result)
         clock = self._lap("commit", clock)
