@@ -70,6 +70,7 @@ namespace {
 
 struct Caller {
   const Kernels& kernels;
+  Barrier& barrier;
   Team team;
   Kind operator()(const EmbedArgs& a) const { return kernels.embed(a, team), Kind::embed; }
   Kind operator()(const NormArgs& a) const { return kernels.norm(a, team), Kind::norm; }
@@ -77,7 +78,7 @@ struct Caller {
   Kind operator()(const AppendArgs& a) const { return kernels.append_kv(a, team), Kind::append_kv; }
   Kind operator()(const AttentionArgs& a) const {
     kernels.attention(a, team);
-#pragma omp barrier
+    barrier.wait(team.size);
     return kernels.attention_merge(a, team), Kind::attention;
   }
 };
@@ -95,8 +96,8 @@ void Program::run(std::vector<Op>& ops, int m) {
     const int rank = omp_get_thread_num(), size = omp_get_num_threads();
     Clock::time_point before = Clock::now();
     for (size_t i = 0; i < ops.size(); i++) {
-      const Kind kind = std::visit(Caller{*kernels_, Team{rank, size, &counters_[i].value}}, ops[i]);
-#pragma omp barrier
+      const Kind kind = std::visit(Caller{*kernels_, barrier_, Team{rank, size, &counters_[i].value}}, ops[i]);
+      barrier_.wait(size);
       if (rank == 0) {
         const Clock::time_point after = Clock::now();
         seconds_[size_t(kind)] += std::chrono::duration<double>(after - before).count();

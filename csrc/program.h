@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "barrier.h"
 #include "kernels.h"
 
 namespace octavo {
@@ -85,6 +86,7 @@ class Program {
   int threads_;
   std::vector<Op> body_, head_;
   std::vector<Counter> counters_;
+  Barrier barrier_;
   Batch batch_{};
   std::vector<int32_t> seq_of_, position_of_;
   std::vector<float> scratch_;
