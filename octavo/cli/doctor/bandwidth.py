@@ -5,19 +5,23 @@ from typing import Any
 
 import torch
 
+from octavo.runner.arena import Arena
+
 SIZE = 512 * 2**20
 SECONDS = 1.0
 
 
 def read_bandwidth(threads: int, *, size: int = SIZE, seconds: float = SECONDS) -> dict[str, Any]:
-    """GB/s (10**9) of summing `size` bytes, every one of which was written before: untouched pages all map to one page of zeros.
+    """GB/s (10**9) of summing `size` bytes of memory as the engine takes it (huge pages where the machine gives them).
 
+    Every byte is written first: untouched pages all map to one page of zeros, and reading that measures a cache.
     Sets torch's thread count, and puts it back.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        memory = torch.ones(size // 4, dtype=torch.float32)
+        memory = Arena(1, size).bytes.view(torch.float32)
+        memory.fill_(1.0)
         times: list[float] = []
         end = time.perf_counter() + seconds
         while len(times) < 3 or time.perf_counter() < end:

@@ -53,6 +53,7 @@ def examine(*, model: str | None = None, threads: int | None = None, quick: bool
     load = os.getloadavg()[0]
     differing: list[str] = []
     if not quick:
+        torch.set_num_threads(threads)  # torch's products are compared with ours
         _note("reading memory")
         report["bandwidth"] = read_bandwidth(threads)
         dtype = torch.bfloat16 if runnable[:1] == ["avx512_bf16"] else torch.float32

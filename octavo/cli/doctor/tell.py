@@ -23,13 +23,17 @@ def tell(report: dict[str, Any]) -> str:
     ]
     if bandwidth := report.get("bandwidth"):
         lines.append(
-            f"reading      {bandwidth['gb_s_median']:.1f} GB/s with {bandwidth['threads']} threads"
+            f"reading      {bandwidth['gb_s_median']:.1f} GB/s by {_count(bandwidth['threads'], 'thread')}"
             f" (best {bandwidth['gb_s_best']:.1f}; {size(bandwidth['bytes'])}, touched before)"
         )
     if products := report.get("products"):
         lines += ["", *_products(products, report["dtype"])]
     lines += ["", *(f"{level}: {text}" for level, text in report["findings"])]
     return "\n".join(lines) if report["findings"] else "\n".join([*lines, "Nothing to complain about."])
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _products(products: list[dict[str, Any]], dtype: str) -> list[str]:
@@ -46,7 +50,7 @@ def _products(products: list[dict[str, Any]], dtype: str) -> list[str]:
     columns = {
         "shape": "product",
         "bits": "a row's bits in every batch",
-        **{str(count): f"{count} rows" for count in TIMED_ROWS},
+        **{str(count): _count(count, "row") for count in TIMED_ROWS},
         "stream": "GB/s of weights at 1 row|.1f",
     }
     return [f"Matrix products, {dtype}: GFLOP/s (as a multiple of oneDNN's packed product)", table(rows, columns)]
