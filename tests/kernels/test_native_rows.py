@@ -160,7 +160,13 @@ class Append:
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("head_dim", "kv_heads", "group", "block_size", "rotary", "norms"),
-    [(64, 3, 3, 16, None, False), (24, 2, 1, 32, 16, True), (80, 1, 4, 128, 32, False), (40, 2, 2, 64, 0, True), (256, 1, 2, 16, None, True)],
+    [
+        (64, 3, 3, 16, None, False),
+        (24, 2, 1, 32, 16, True),
+        (80, 1, 4, 128, 32, False),
+        (40, 2, 2, 64, 0, True),
+        (256, 1, 2, 16, None, True),
+    ],
 )
 def test_append_writes_its_own_elements_and_no_others(path, kv_dtype, head_dim, kv_heads, group, block_size, rotary, norms):
     case = Append(head_dim, kv_heads, group, kv_dtype, block_size, rotary=rotary, norms=norms)
@@ -197,5 +203,7 @@ def test_append_follows_a_contiguous_region_and_rounds_q(path):
     q = case.native(path, qkv, arenas[0], tables=[[2]], contiguous=True, **batch)
     again = case.native(path, qkv, arenas[1], tables=[[2, 3, 4]], **batch)
     assert torch.equal(q, again) and torch.equal(*arenas)
-    expected = case.formula(qkv, torch.zeros_like(arenas[0]), torch.zeros(20, dtype=torch.int64), torch.arange(14, 34), torch.zeros(20) > 0)
+    expected = case.formula(
+        qkv, torch.zeros_like(arenas[0]), torch.zeros(20, dtype=torch.int64), torch.arange(14, 34), torch.zeros(20) > 0
+    )
     torch.testing.assert_close(q.float(), expected, rtol=8e-3, atol=1e-4)

@@ -35,7 +35,14 @@ def large(seed, scale=3.0, n=49152):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_argmax_takes_the_lowest_id_and_marks_unusable_rows(path):
-    rows = [row(1, 5, 5, 0), row(-INF, -INF, -3, -INF), row(1, math.nan, 9, 0), row(*[-INF] * 4), row(0, INF, 0, 0), row(-0.0, 0.0, -1, 0)]
+    rows = [
+        row(1, 5, 5, 0),
+        row(-INF, -INF, -3, -INF),
+        row(1, math.nan, 9, 0),
+        row(*[-INF] * 4),
+        row(0, INF, 0, 0),
+        row(-0.0, 0.0, -1, 0),
+    ]
     assert OPS[path].argmax_rows(torch.stack(rows)).tolist() == [1, 2, NO_TOKEN, NO_TOKEN, NO_TOKEN, 0]
     for n in (1, 15, 16, 17, 63, 64, 65, 1000):
         logits = torch.stack([large(seed, n=n) for seed in range(5)])
@@ -100,7 +107,10 @@ def test_draws_from_large_rows_are_the_references(path):
         u = (seed * 0.6180339887) % 1
         for top_k, top_p, min_p in ((0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (5000, 0.8, 0.01), (0, 1 - 1e-9, 0.0)):
             found = OPS[path].draw_row(logits, 0.8, top_k, top_p, min_p, u)
-            near = {REFERENCE.draw_row(logits, 0.8, top_k, top_p, min_p, min(max(u + shift, 0), JUST_BELOW_1)) for shift in (-1e-6, 0, 1e-6)}
+            near = {
+                REFERENCE.draw_row(logits, 0.8, top_k, top_p, min_p, min(max(u + shift, 0), JUST_BELOW_1))
+                for shift in (-1e-6, 0, 1e-6)
+            }
             assert found in near, (seed, top_k, top_p)
 
 
