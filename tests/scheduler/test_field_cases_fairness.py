@@ -93,6 +93,36 @@ def test_k04_04_an_endless_stream_of_small_ones_cannot_keep_the_head_waiting() -
     scheduler.abort("head")
 
 
+def test_k04_04_a_head_is_overtaken_so_often_and_no_more() -> None:
+    """Each of these would end long before the head can start, so that only the count stops them."""
+    scheduler = make_scheduler(100)
+    driver = Driver(scheduler)
+    scheduler.add(make_request("big", 900, 200, seed=1))
+    driver.step()
+    head = scheduler.add(make_request("head", 760, 40, seed=2))[0]
+    for number in range(40):
+        scheduler.add(make_request(f"small{number}", 20, 2, seed=number))
+    while head in {sequence.seq_id for sequence in scheduler._waiting}:
+        before = [name for name in driver.first_step if name.startswith("small")]
+        driver.step()
+    assert scheduler.stats().overtakes == len(before) == 8
+    driver.drain()
+
+
+def test_k04_04_nobody_overtakes_who_would_be_in_the_heads_way() -> None:
+    scheduler = make_scheduler(100)
+    scheduler._forecast.output_share = 1.0
+    driver = Driver(scheduler)
+    scheduler.add(make_request("big", 450, 30, seed=1))
+    driver.step()
+    head = scheduler.add(make_request("head", 1400, 40, seed=2))[0]
+    (small,) = scheduler.add(make_request("small", 20, 180, seed=3))  # 13 blocks: they are free now, but not beside the head
+    (smaller,) = scheduler.add(make_request("smaller", 20, 60, seed=4))  # 5 blocks
+    driver.drain()
+    assert [step_of_start(driver, seq_id) for seq_id in (smaller, head)] == [2, 31]
+    assert step_of_start(driver, small) > 31
+
+
 def test_a_head_that_waits_for_a_place_is_not_overtaken() -> None:
     scheduler = make_scheduler(100, max_num_seqs=2)
     driver = run_all(scheduler, [make_request(f"r{i}", 20, 10, seed=i) for i in range(10)])

@@ -3,6 +3,7 @@
 import pytest
 from driving import Driver, assert_drained, make_request, make_scheduler, run_all, run_alone
 from null_runner import token_at
+from plain_index import PlainIndex
 
 from octavo.core.errors import ConfigError, InvalidRequestError, InvariantError
 from octavo.core.plan import Sample, StepPlan, StepResult
@@ -132,6 +133,7 @@ def test_prompt_logprobs_come_once_and_in_order_whatever_is_preempted(max_num_ba
             driver.step()
         if scheduler._running:
             scheduler._preempt(scheduler._running[-1])
+        scheduler._chunk_budget._max_tokens += 3  # so that chunks end elsewhere the second time
         driver.drain()
         scored = [entry.token_id for update in driver.updates for entry in update.prompt_logprobs]
         assert scored == list(request.prompt_token_ids[1:])
@@ -214,3 +216,44 @@ def test_stats_carry_the_memory_and_the_counts() -> None:
     assert (stats.blocks_total, stats.blocks_leased, stats.running, stats.waiting) == (16, 2, 1, 0)
     assert (stats.tokens_useful, stats.tokens_reserved, stats.tokens_internal) == (20, 7, 5)
     assert stats.as_dict()["tokens_computed"] == 20
+
+
+def test_nobody_enters_in_a_step_in_which_memory_was_short() -> None:
+    """Not even a small one that the victim's memory would hold: it would be the next victim."""
+    scheduler = make_scheduler(20)
+    scheduler._forecast.output_share = 0.0
+    driver = Driver(scheduler)
+    scheduler.add(make_request("old", 144, 40, seed=1))
+    scheduler.add(make_request("young", 152, 40, seed=2))
+    driver.step()
+    scheduler.add(make_request("small", 40, 4, seed=3))  # three blocks, and one is free
+    while not scheduler.stats().preemptions:
+        plan = driver.step()
+    assert scheduler.stats().waiting == 2 and not plan.started
+    assert driver.step().started[0].prompt_len == 40
+    driver.drain()
+
+
+def test_a_full_hit_computes_its_last_token_and_writes_nothing() -> None:
+    scheduler = make_scheduler(16, index=PlainIndex(16))
+    driver = run_all(scheduler, [make_request("first", 32, 3, seed=1)])
+    scheduler.add(make_request("again", 32, 3, seed=1))
+    (chunk,) = driver.step().chunks
+    assert (chunk.start, len(chunk.tokens), chunk.write, len(chunk.new_blocks)) == (31, 1, False, 2)
+    (chunk,) = driver.step().chunks
+    assert (chunk.start, chunk.write, len(chunk.new_blocks)) == (32, True, 1)
+    driver.drain()
+    assert driver.tokens["again", 0] == driver.tokens["first", 0]
+    assert {update.num_cached_tokens for update in driver.updates if update.request_id == "again"} == {31}
+
+
+def test_a_hit_never_hides_prompt_logprobs_that_are_owed() -> None:
+    scheduler = make_scheduler(16, index=PlainIndex(16))
+    run_all(scheduler, [make_request("first", 40, 3, seed=1)])
+    driver = Driver(scheduler)
+    request = make_request("scored", 40, 3, seed=1, prompt_logprobs=0)
+    scheduler.add(request)
+    plan = driver.step()
+    assert [chunk.start for chunk in plan.chunks] == [0]
+    assert [entry.token_id for entry in driver.updates[0].prompt_logprobs] == list(request.prompt_token_ids[1:])
+    driver.drain()
