@@ -2,7 +2,7 @@
 //
 // The team shares the output as a grid: its rows in bands, its columns in ranges.  A range may begin inside a panel, so that few panels
 // still divide evenly; every output belongs to one thread, which makes its whole chain.  Few rows stream the weights once, past every
-// row at a time; many rows go by in blocks, and a panel is cut along k so that it stays in the cache while they do.
+// row at a time; many rows go by in blocks, chain by chain, so that the chain's part of a panel stays in the cache while they do.
 #include <algorithm>
 
 #include "kernels.h"
@@ -13,7 +13,6 @@ namespace octavo {
 namespace OCTAVO_PATH {
 
 constexpr int kRowBlock = 192;                    // rows that pass over a panel before the next one is fetched
-constexpr int kPanelBytes = 128 * 1024;           // of a panel that rows pass over at a time
 
 struct Range {
   int begin, end;
@@ -84,10 +83,9 @@ static void rows_by_vectors(const LinearArgs& a, Range rows, int panel, int vect
   typedef typename S::Element Element;
   const int steps = a.w->k_padded / S::pair;
   const int count = rows.end - rows.begin, tiles = (count + kTileRows - 1) / kTileRows;
-  const int stretch = tiles == 1 ? steps : kPanelBytes / int(kPanel * S::pair * sizeof(Element));
   const Element* w = (const Element*)a.w->packed + (int64_t(panel) * steps * kPanel + vector * kLanes) * S::pair;
-  for (int begin = 0; begin < steps; begin += stretch) {
-    const int n = std::min(stretch, steps - begin);
+  for (int begin = 0; begin < steps; begin += S::chain) {
+    const int n = std::min(S::chain, steps - begin);
     for (int t = 0; t < tiles; t++) {
       const Range r = share(count, tiles, t);
       float* tile_sums = sums + r.begin * kPanel;

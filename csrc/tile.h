@@ -1,7 +1,8 @@
 // The micro-kernel of the matrix products: R rows of x against V vectors (16 columns each) of one packed panel.
 //
-// Every sum is one chain over k that starts at 0 and takes the steps in order, whatever R and V are, and however often it is put down
-// into `sums` and taken up again.  So the bits of an output depend on its own row of x and its own column of w, and on nothing else.
+// Every sum is made of chains over k, each of S::chain steps in order and starting at 0, added up in order, whatever R and V are.  So the
+// bits of an output depend on its own row of x and its own column of w, and on nothing else; and short chains keep the rounding error
+// near that of a pairwise sum (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
 #pragma once
 #include "simd.h"
 
@@ -20,11 +21,12 @@ constexpr int kTileRows = 6, kTileVectors = 1;
 constexpr int kTileRows = 2, kTileVectors = 1;
 #endif
 
-// What a step of the chain is, for each dtype of the weights: one k for float32, two neighbouring k for bfloat16.
+// What a step of a chain is, for each dtype of the weights: one k for float32, two neighbouring k for bfloat16.  A chain's part of a panel
+// fits into the first-level cache or, for bfloat16, whose own rounding outweighs that of the sums, the second.
 struct FloatProduct {
   typedef float Element;
   typedef F16 Columns;
-  static constexpr int pair = 1;
+  static constexpr int pair = 1, chain = 96;
   static inline F16 broadcast(const float* x) { return set1(*x); }
   static inline F16 columns(const float* w) { return load(w); }
   static inline F16 step(F16 sum, F16 x, F16 w) { return fma(x, w, sum); }
@@ -33,21 +35,21 @@ struct FloatProduct {
 struct BFloatProduct {
   typedef half_t Element;
   typedef Pairs Columns;
-  static constexpr int pair = 2;
+  static constexpr int pair = 2, chain = 256;
   static inline Pairs broadcast(const half_t* x) { return set1_pair(x); }
   static inline Pairs columns(const half_t* w) { return load_pairs(w); }
   static inline F16 step(F16 sum, Pairs x, Pairs w) { return dot_bf16(sum, x, w); }
 };
 
-// sums [R, 64] (V vectors of it) = (resume ? sums : 0) + x [R, steps] * w [steps, 64]
+// sums [R, 64] (V vectors of it) = (more ? sums : 0) + x [R, steps] * w [steps, 64], for one chain.
 // x and w point at the first step, w at the first of the V vectors; ldx in elements.
 template <class S, int R, int V>
-static void tile(const typename S::Element* x, int64_t ldx, const typename S::Element* w, int steps, bool resume, float* sums) {
+static void tile(const typename S::Element* x, int64_t ldx, const typename S::Element* w, int steps, bool more, float* sums) {
   F16 sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) sum[r][v] = resume ? load(sums + r * kPanel + v * kLanes) : zero();
+    for (int v = 0; v < V; v++) sum[r][v] = zero();
   for (int s = 0; s < steps; s++, x += S::pair, w += kPanel * S::pair) {
     typename S::Columns column[V];
 #pragma GCC unroll 4
@@ -62,7 +64,10 @@ static void tile(const typename S::Element* x, int64_t ldx, const typename S::El
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) store(sums + r * kPanel + v * kLanes, sum[r][v]);
+    for (int v = 0; v < V; v++) {
+      float* to = sums + r * kPanel + v * kLanes;
+      store(to, more ? add(load(to), sum[r][v]) : sum[r][v]);
+    }
 }
 
 template <class S>

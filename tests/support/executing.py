@@ -70,6 +70,11 @@ class Driver:
         logits = self.executor.logits(np.arange(bounds[-1], dtype=np.int32))
         return {seq: logits[low:high].clone() for seq, low, high in zip(chunks, bounds[:-1], bounds[1:], strict=True)}
 
+    def forget(self, seq: int) -> None:
+        """Give the blocks of a sequence back."""
+        self._free += self._tables.pop(seq)
+        del self._lengths[seq]
+
     def table(self, seq: int) -> list[int]:
         return self._tables[seq]
 
