@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -79,7 +79,7 @@ class LLM:
         """Answer one conversation or a list of them, rendered by the model's own chat template.  Otherwise as `generate`."""
         if not messages:
             raise InvalidRequestError("there are no messages; send at least one")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        conversations = cast("Sequence[Messages]", [messages] if isinstance(messages[0], Mapping) else messages)
         prompts = [
             self.tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt, **template_arguments)
             for conversation in conversations

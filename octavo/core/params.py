@@ -89,17 +89,13 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
-        object.__setattr__(
-            self, "stop", _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS)
-        )
+        object.__setattr__(self, "stop", _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS))
         object.__setattr__(self, "bad_words", _texts("bad_words", self.bad_words, 1024))
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
-                raise InvalidRequestError(
-                    "allowed_token_ids is empty: nothing could be chosen; leave it out to allow every token"
-                )
+                raise InvalidRequestError("allowed_token_ids is empty: nothing could be chosen; leave it out to allow every token")
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
@@ -137,13 +133,11 @@ def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = 
         raise InvalidRequestError(f"{name}={value!r} must be a finite number")
     if value < low or value > high or (open_low and value == low):
         above = "above" if open_low else "at least"
-        raise InvalidRequestError(
-            f"{name}={value} must be {above} {low:g}" + ("" if high == math.inf else f" and at most {high:g}")
-        )
+        raise InvalidRequestError(f"{name}={value} must be {above} {low:g}" + ("" if high == math.inf else f" and at most {high:g}"))
 
 
-def _texts(name: str, values: Any, limit: int) -> tuple[str, ...]:
-    values = tuple(values or ())
+def _texts(name: str, given: Any, limit: int) -> tuple[str, ...]:
+    values: tuple[str, ...] = tuple(given or ())
     if len(values) > limit:
         raise InvalidRequestError(f"{name} has {len(values)} entries; at most {limit} are taken")
     for value in values:
@@ -152,8 +146,8 @@ def _texts(name: str, values: Any, limit: int) -> tuple[str, ...]:
     return values
 
 
-def _ids(name: str, values: Any) -> tuple[int, ...]:
-    values = tuple(values or ())
+def _ids(name: str, given: Any) -> tuple[int, ...]:
+    values: tuple[int, ...] = tuple(given or ())
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidRequestError(f"{name} has the entry {value!r}; each must be a token id of 0 or more")

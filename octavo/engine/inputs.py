@@ -91,10 +91,10 @@ class InputProcessor:
                 raise InvalidRequestError("the prompt is empty, and this model has no token that begins a text; send at least one")
         return text, self._checked_ids(ids)
 
-    def _checked_ids(self, ids: Any) -> tuple[int, ...]:
-        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-            raise InvalidRequestError(f"the prompt must be text or a list of token ids, not {type(ids).__name__}")
-        ids = tuple(ids)
+    def _checked_ids(self, given: Any) -> tuple[int, ...]:
+        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+            raise InvalidRequestError(f"the prompt must be text or a list of token ids, not {type(given).__name__}")
+        ids: tuple[int, ...] = tuple(given)
         if not ids:
             raise InvalidRequestError("the prompt has no token ids; send at least one")
         for position, token in enumerate(ids):

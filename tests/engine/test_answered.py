@@ -150,7 +150,7 @@ def test_k03_02_rounds_that_cannot_fit_are_refused_and_the_next_is_served():
         short, long = [[5] * 5] * 10, [[6] * 1000] * 5
         params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
         assert len(llm.generate(short, params, use_tqdm=False)) == 10
-        with pytest.raises(InvalidRequestError, match="prompt 0: .*1000 tokens.*784"):
+        with pytest.raises(InvalidRequestError, match=r"prompt 0: .*1000 tokens.*784"):
             llm.generate(long, params, use_tqdm=False)
         assert len(llm.generate(short, params, use_tqdm=False)) == 10
         assert drained(llm)
