@@ -62,7 +62,7 @@ class Admission:
         manager = self._manager
         expected = len(head.tokens) + self._forecast.left(head.final_tokens - len(head.tokens))
         beside = manager.num_blocks - (manager.blocks_for(expected) if manager.grows_on_demand else self._whole_life(head))
-        beside -= sum(self._whole_life(other) for other in running if other.overtook is head)
+        beside -= sum(self._whole_life(other) for other in running if other.overtook == head.seq_id)
         for sequence in waiting.behind_head(self._max_overtakes):
             if head.times_overtaken >= self._max_overtakes:
                 return
@@ -70,7 +70,7 @@ class Admission:
             if blocks <= beside and self._enter(sequence, room):
                 beside -= blocks
                 waiting.remove(sequence)
-                sequence.overtook = head
+                sequence.overtook = head.seq_id
                 head.times_overtaken += 1
                 self.overtakes += 1
                 yield sequence

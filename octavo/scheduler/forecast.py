@@ -1,6 +1,7 @@
 """`Forecast`: how much memory the running sequences will want, so that admission leaves them room to grow."""
 
 from bisect import insort
+from math import ceil
 
 # Before any output has ended, half of what its max_tokens allows is expected.
 FIRST_SHARE = 0.5
@@ -31,9 +32,9 @@ class Forecast:
         """The memory ran short: outputs are longer than expected.  Mutates."""
         self.output_share += LEARNING * (1.0 - self.output_share)
 
-    def left(self, num_output_left: int) -> int:
-        """Tokens that a sequence is expected to grow by, of the `num_output_left` that it may."""
-        return num_output_left if not self._releases_at_end else -int(-num_output_left * self.output_share // 1)
+    def left(self, most: int) -> int:
+        """Tokens that a sequence is expected to grow by, of the `most` that it may."""
+        return ceil(most * self.output_share) if self._releases_at_end else most
 
     def peak(self, members: list[tuple[int, int]]) -> int:
         """The most tokens held at once by `members`: (expected growth, tokens held now), sorted by growth, the largest last."""

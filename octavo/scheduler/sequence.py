@@ -1,6 +1,6 @@
 """`Sequence`: one sample of a request on its way, and the order among sequences."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from octavo.core.plan import Chunk, SequenceStart
@@ -28,7 +28,7 @@ class Sequence:
     num_prompt_rows_done: how many of the prompt's logprob rows have been delivered (all, when none are asked for).
     num_computed_before: the most tokens that were computed before a preemption threw them away.
     times_overtaken: how many sequences were admitted past this one while it was the head of the queue.
-    overtook: the head that this one was admitted past, if any.
+    overtook: the id of the head that this one was admitted past, if any.
     """
 
     seq_id: int
@@ -47,7 +47,7 @@ class Sequence:
     num_cached_at_first: int | None = None
     num_computed_before: int = 0
     times_overtaken: int = 0
-    overtook: "Sequence | None" = field(default=None, repr=False)
+    overtook: int | None = None
 
     @classmethod
     def of(cls, request: Request, seq_id: int, sample_index: int) -> "Sequence":
@@ -71,11 +71,6 @@ class Sequence:
     def num_behind(self) -> int:
         """Tokens still to be computed; 1 while it generates."""
         return len(self.tokens) - self.num_computed
-
-    @property
-    def num_output_left(self) -> int:
-        """New tokens that it may still generate."""
-        return self.request.max_tokens - self.num_generated
 
     def next_stop(self, num_tokens: int) -> int:
         """Where a chunk of at most `num_tokens` ends.
