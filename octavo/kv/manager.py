@@ -58,6 +58,10 @@ class KVCacheManager(ABC):
         Valid until the next call that mutates.
         """
 
+    def num_unheld(self, match: PrefixMatch) -> int:
+        """Matched blocks that nobody holds: they stop being available when a lease opens on them.  Does not mutate."""
+        return 0
+
     @abstractmethod
     def fits(self, match: PrefixMatch, num_tokens: int, prompt_len: int, final_tokens: int, promised: int) -> bool:
         """Whether `open` would succeed and the lease could then grow to `num_tokens`.  Changes nothing but what `stats` tells.

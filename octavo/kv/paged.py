@@ -41,10 +41,12 @@ class PagedKVCache(KVCacheManager):
     def match(self, namespace: Namespace, tokens: Sequence[int], limit: int) -> PrefixMatch:
         return self._index.match(namespace, tokens, limit)
 
+    def num_unheld(self, match: PrefixMatch) -> int:
+        return sum(1 for block in match.blocks if not self._pool.count(block))
+
     def fits(self, match: PrefixMatch, num_tokens: int, prompt_len: int, final_tokens: int, promised: int) -> bool:
-        # A matched block that waits in the eviction order stops being available once it is leased.
-        shared = sum(1 for block in match.blocks if self._pool.count(block))
-        return self.blocks_for(num_tokens) - shared + promised <= self._pool.num_available
+        new = self.blocks_for(num_tokens) - len(match.blocks)
+        return new + self.num_unheld(match) + promised <= self._pool.num_available
 
     def open(self, match: PrefixMatch, prompt_len: int, final_tokens: int) -> Lease | None:
         self._pool.retain(match.blocks)

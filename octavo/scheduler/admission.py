@@ -98,18 +98,16 @@ class Admission:
         match = manager.match((request.tenant, request.cache_salt), sequence.tokens, limit)
         if not manager.fits(match, len(sequence.tokens), sequence.prompt_len, sequence.final_tokens, room.promised):
             return False
-        if room.members:
-            members = join(room.members, self._member(sequence, match.num_tokens))
-            if self._forecast.peak(members) > room.tokens:
-                return False
-        available = manager.num_available
+        # Blocks found that nobody holds are as good as available until they are leased.
+        room_left = room.tokens - manager.num_unheld(match) * manager.block_size
+        members = join(room.members, self._member(sequence, match.num_tokens)) if manager.grows_on_demand else []
+        if room.members and self._forecast.peak(members) > room_left:
+            return False
         lease = manager.open(match, sequence.prompt_len, sequence.final_tokens)
         if lease is None:
             return False
         room.promised += max(0, manager.blocks_for(len(sequence.tokens)) - len(lease.blocks))
-        if manager.grows_on_demand:
-            room.tokens -= (available - manager.num_available) * manager.block_size
-            room.members = join(room.members, self._member(sequence, match.num_tokens))
+        room.tokens, room.members = room_left, members
         sequence.lease = lease
         sequence.num_blocks_sent = 0
         # The last token is always computed: its logits choose the next one.
