@@ -71,7 +71,7 @@ struct NormArgs {
 };
 
 // ---- paged memory -------------------------------------------------------------------------------------------------------------
-// A block is `pages_per_block` pages of 16 tokens.  Inside a page, layer L starts at `layer_offset`; there first K, per head
+// A block is `pages_per_block` (a power of two) pages of 16 tokens.  Inside a page, layer L starts at `layer_offset`; there first K, per head
 // [head_dim / pair][16 tokens][pair], then V, per head [16 / pair][head_dim][pair] (pair = 2 for 16-bit storage, 1 for float32).
 struct KVLayer {
   uint8_t* arena;
@@ -96,7 +96,8 @@ struct Batch {
 static inline uint8_t* page_address(const KVLayer& kv, const Batch& b, int row, int page) {
   const int32_t* table = b.tables + row * b.table_stride;
   if (b.contiguous) return kv.arena + table[0] * kv.block_bytes + page * kv.page_bytes + kv.layer_offset;
-  return kv.arena + table[page / kv.pages_per_block] * kv.block_bytes + (page % kv.pages_per_block) * kv.page_bytes + kv.layer_offset;
+  const int shift = __builtin_ctz(unsigned(kv.pages_per_block)), in_block = page & (kv.pages_per_block - 1);
+  return kv.arena + table[page >> shift] * kv.block_bytes + in_block * kv.page_bytes + kv.layer_offset;
 }
 
 // Rotate q and k, round them, write k and v into the cache and q into its buffer.  Also the per-head norms of q and k (null: none).

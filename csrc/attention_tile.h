@@ -133,16 +133,25 @@ static inline void scores(const typename S::Weight* q, int head_dim, const uint8
     if (first < last) scores<S, R, V / 2>(q, head_dim, tiles, ahead, first, last, scale, out);
 }
 
-// acc [R][ld], 16 * V dims of it = keep[r] * acc + p [R][kGroup] * V, over tokens `begin` to `end` of the group (whole steps).
+// What a sum starts from.
+enum class Carry { nothing, same, scaled };
+
+// acc [R][ld], 16 * V dims of it = what it carries on from (scaled: keep[r] * acc) + p [R][kGroup] * V, over tokens `begin` to `end` of
+// the group (whole steps).
 template <class S, int R, int V, bool Half>
-static inline __attribute__((always_inline)) void output_dims(float* acc, int ld, const float* keep, const typename S::Weight* p,
-                                                              const uint8_t* const* tiles, const uint8_t* const* ahead, int dim,
-                                                              int stride, int begin, int end) {
+static inline __attribute__((always_inline)) void output_dims(float* acc, int ld, Carry carry, const float* keep,
+                                                              const typename S::Weight* p, const uint8_t* const* tiles,
+                                                              const uint8_t* const* ahead, int dim, int stride, int begin, int end) {
   F16 sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) sum[r][v] = mul(load(acc + r * ld + dim + v * kLanes), set1(keep[r]));
+    for (int v = 0; v < V; v++) sum[r][v] = carry == Carry::nothing ? zero() : load(acc + r * ld + dim + v * kLanes);
+  if (carry == Carry::scaled)
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int v = 0; v < V; v++) sum[r][v] = mul(sum[r][v], set1(keep[r]));
   while (begin < end) {
     int in_tile = begin % kTile, stop = begin - in_tile + kTile;
     if (stop > end) stop = end;
@@ -163,24 +172,24 @@ static inline __attribute__((always_inline)) void output_dims(float* acc, int ld
 
 // All dims from `dim` on: slices of 16 * V while they last, then narrower ones, then the half vector of a head_dim that is 8 mod 16.
 template <class S, int R, int V = kVectors>
-static void outputs(float* acc, int ld, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles,
+static void outputs(float* acc, int ld, Carry carry, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles,
                     const uint8_t* const* ahead, int head_dim, int begin, int end, int dim = 0) {
-  int stride = 4 * head_dim;
+  const int stride = 4 * head_dim;
   for (; dim + V * kLanes <= head_dim; dim += V * kLanes)
-    output_dims<S, R, V, false>(acc, ld, keep, p, tiles, ahead, dim, stride, begin, end);
+    output_dims<S, R, V, false>(acc, ld, carry, keep, p, tiles, ahead, dim, stride, begin, end);
   if (dim == head_dim) return;
   if constexpr (V > 1)
-    outputs<S, R, V / 2>(acc, ld, keep, p, tiles, ahead, head_dim, begin, end, dim);
+    outputs<S, R, V / 2>(acc, ld, carry, keep, p, tiles, ahead, head_dim, begin, end, dim);
   else
-    output_dims<S, R, 1, true>(acc, ld, keep, p, tiles, ahead, dim, stride, begin, end);
+    output_dims<S, R, 1, true>(acc, ld, carry, keep, p, tiles, ahead, dim, stride, begin, end);
 }
 
-// outputs for `rows` rows, 1 to R.
+// acc += p * V for `rows` rows, 1 to R.
 template <class S, int R = kRows>
-static void outputs_of(int rows, float* acc, int ld, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles,
-                       const uint8_t* const* ahead, int head_dim, int begin, int end) {
-  if (rows == R) return outputs<S, R>(acc, ld, keep, p, tiles, ahead, head_dim, begin, end);
-  if constexpr (R > 1) outputs_of<S, R - 1>(rows, acc, ld, keep, p, tiles, ahead, head_dim, begin, end);
+static void add_outputs(int rows, float* acc, int ld, const typename S::Weight* p, const uint8_t* const* tiles,
+                        const uint8_t* const* ahead, int head_dim, int begin, int end) {
+  if (rows == R) return outputs<S, R>(acc, ld, Carry::same, nullptr, p, tiles, ahead, head_dim, begin, end);
+  if constexpr (R > 1) add_outputs<S, R - 1>(rows, acc, ld, p, tiles, ahead, head_dim, begin, end);
 }
 
 }  // namespace OCTAVO_PATH

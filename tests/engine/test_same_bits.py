@@ -1,11 +1,13 @@
 """Law 1: a request's tokens and logprobs, bit for bit, alone and under everything that can happen to it."""
 
+import random
 from functools import partial
 
 import pytest
 from engine_models import VOCAB, start
 from same_bits import PoisoningRunner, answers, mixed_requests
 
+from octavo import SamplingParams
 from octavo.engine import build
 from octavo.kernels.native import available_paths
 from octavo.runner.arena import Arena
@@ -108,3 +110,24 @@ def test_the_order_of_a_batch_never_matters(alone):
     with start() as llm:
         backwards = answers(llm, ASKS[::-1], together=True)
     assert backwards[::-1] == alone("float32")
+
+
+def test_k06_01_the_first_request_after_the_start_equals_all_later_ones(alone):
+    with start() as llm:
+        assert [answers(llm, ASKS[4:5], together=False)[0] for _ in range(5)] == [alone("float32")[4]] * 5
+
+
+def test_k06_03_an_answer_does_not_depend_on_what_ran_before(alone):
+    rng = random.Random(6)
+    pair = [ASKS[0], ASKS[0]]
+    with start(num_blocks=64) as llm:
+        for _ in range(10):
+            before = rng.sample(ASKS[1:], 5)
+            assert answers(llm, before + pair, together=False)[-2:] == [alone("float32")[0]] * 2
+
+
+@pytest.mark.parametrize("lengths", [(12, 3), (3, 12), (1, 200), (16, 17), (200, 16)])
+def test_k06_05_a_neighbour_of_another_length_changes_nothing(lengths):
+    asks = [([7 + length] * length, SamplingParams(temperature=0, max_tokens=3, logprobs=5, ignore_eos=True)) for length in lengths]
+    with start() as llm:
+        assert answers(llm, asks, together=True) == answers(llm, asks, together=False)
