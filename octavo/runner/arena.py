@@ -18,7 +18,8 @@ class Arena:
     def __init__(self, num_blocks: int, block_bytes: int, *, poison: bool = False) -> None:
         size = num_blocks * block_bytes
         try:
-            self._map = mmap.mmap(-1, size)
+            # Private: a shared mapping is shared memory to the system, which grants that no huge pages by default.
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise CapacityError(
                 f"the machine refused {size:,} bytes for the KV cache ({num_blocks:,} blocks): {error}; lower num_blocks"
