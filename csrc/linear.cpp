@@ -77,20 +77,26 @@ static void finish_row(const LinearArgs& a, int row, int column, int vectors, co
   }
 }
 
-// All rows of `rows` against the vectors [begin, end) of one panel.  sums: [kRowBlock, 64], this thread's own.
+// All rows of `rows` against V vectors of one panel.  sums: [kRowBlock, 64], this thread's own.
+// What follows in memory (`follows`: it is this thread's too) is fetched while the rows pass: weights come from memory once a step, and
+// only the first of several tiles would wait for them.
 template <class S, int V>
-static void rows_by_vectors(const LinearArgs& a, Range rows, int panel, int vector, float* sums) {
+static void rows_by_vectors(const LinearArgs& a, Range rows, int panel, int vector, bool follows, float* sums) {
   typedef typename S::Element Element;
   const int steps = a.w->k_padded / S::pair;
   const int count = rows.end - rows.begin, tiles = (count + kTileRows - 1) / kTileRows;
+  const int sharers = std::min(tiles, kPanelVectors), lines = (kPanelVectors + sharers - 1) / sharers;
   const Element* w = (const Element*)a.w->packed + (int64_t(panel) * steps * kPanel + vector * kLanes) * S::pair;
   for (int begin = 0; begin < steps; begin += S::chain) {
     const int n = std::min(S::chain, steps - begin);
+    const char* next = (const char*)(w + int64_t(begin + n) * kPanel * S::pair);
+    const bool fetch = V == kPanelVectors && tiles > 1 && (follows || begin + n < steps);
     for (int t = 0; t < tiles; t++) {
       const Range r = share(count, tiles, t);
+      const Ahead ahead{next + int64_t(t) * lines * n * 64, fetch && t < sharers ? lines : 0};
       float* tile_sums = sums + r.begin * kPanel;
       tile_for<S, V>(r.end - r.begin)((const Element*)a.x + (rows.begin + r.begin) * a.ldx + begin * S::pair, a.ldx,
-                                      w + int64_t(begin) * kPanel * S::pair, n, begin > 0, tile_sums + vector * kLanes);
+                                      w + int64_t(begin) * kPanel * S::pair, n, begin > 0, tile_sums + vector * kLanes, ahead);
     }
   }
 }
@@ -110,12 +116,13 @@ static void product(const LinearArgs& a, Team team) {
       end = std::min((panel + 1) * kPanelVectors, part.units.end * unit);
       for (int v = begin; v < end;) {
         const int vector = v % kPanelVectors;
+        const bool follows = v + kPanelVectors < part.units.end * unit;
         if (kTileVectors >= 4 && end - v == 4)
-          rows_by_vectors<S, kTileVectors >= 4 ? 4 : 1>(a, rows, panel, vector, sums), v += 4;
+          rows_by_vectors<S, kTileVectors >= 4 ? 4 : 1>(a, rows, panel, vector, follows, sums), v += 4;
         else if (kTileVectors >= 2 && end - v >= 2)
-          rows_by_vectors<S, kTileVectors >= 2 ? 2 : 1>(a, rows, panel, vector, sums), v += 2;
+          rows_by_vectors<S, kTileVectors >= 2 ? 2 : 1>(a, rows, panel, vector, follows, sums), v += 2;
         else
-          rows_by_vectors<S, 1>(a, rows, panel, vector, sums), v += 1;
+          rows_by_vectors<S, 1>(a, rows, panel, vector, follows, sums), v += 1;
       }
       for (int r = rows.begin; r < rows.end; r++)
         finish_row(a, r, begin * kLanes, end - begin, sums + (r - rows.begin) * kPanel + begin % kPanelVectors * kLanes);

@@ -41,16 +41,24 @@ struct BFloatProduct {
   static inline F16 step(F16 sum, Pairs x, Pairs w) { return dot_bf16(sum, x, w); }
 };
 
+// Memory that will be read next: `lines` cache lines of it are fetched into the second-level cache at every step.
+struct Ahead {
+  const char* at;
+  int lines;
+};
+
 // sums [R, 64] (V vectors of it) = (more ? sums : 0) + x [R, steps] * w [steps, 64], for one chain.
 // x and w point at the first step, w at the first of the V vectors; ldx in elements.
 template <class S, int R, int V>
-static void tile(const typename S::Element* x, int64_t ldx, const typename S::Element* w, int steps, bool more, float* sums) {
+static void tile(const typename S::Element* x, int64_t ldx, const typename S::Element* w, int steps, bool more, float* sums,
+                 Ahead ahead) {
   F16 sum[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) sum[r][v] = zero();
   for (int s = 0; s < steps; s++, x += S::pair, w += kPanel * S::pair) {
+    for (int line = 0; line < ahead.lines; line++, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
     typename S::Columns column[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) column[v] = S::columns(w + v * kLanes * S::pair);
@@ -71,7 +79,7 @@ static void tile(const typename S::Element* x, int64_t ldx, const typename S::El
 }
 
 template <class S>
-using Tile = void (*)(const typename S::Element*, int64_t, const typename S::Element*, int, bool, float*);
+using Tile = void (*)(const typename S::Element*, int64_t, const typename S::Element*, int, bool, float*, Ahead);
 
 // The tile for `rows` (1 to kTileRows) and V vectors.
 template <class S, int V>
