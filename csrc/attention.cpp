@@ -8,6 +8,7 @@
 #include "attention_strip.h"
 #include "kernels.h"
 
+#include <initializer_list>
 #include <type_traits>
 
 namespace octavo {
@@ -19,7 +20,7 @@ template <class S>
 struct RowBlock {
   alignas(64) float acc[kMaxBlockFloats];
   alignas(64) float weight[kMaxBlockRows * kLanes];
-  alignas(64) float base[kMaxBlockRows];
+  alignas(64) float base[kMaxBlockRows + kLanes];
   alignas(64) float merged[kMaxBlockFloats + kMaxBlockRows * 16];  // records
   alignas(64) typename S::Weight q[kMaxBlockFloats];
   int from[kMaxBlockRows], to[kMaxBlockRows];  // tokens that each row sees
@@ -72,10 +73,6 @@ void write_row(const AttentionArgs& a, int64_t offset, const float* sums, float 
   }
 }
 
-void prefetch_q(const AttentionArgs& a, int64_t offset) {
-  const int size = dtype_bytes(a.q_dtype);
-  for (int at = 0; at < a.kv.head_dim * size; at += 64) prefetch((const char*)a.q + offset * size + at);
-}
 [[maybe_unused]] void read_q(const AttentionArgs& a, int64_t offset, half_t* q) {
   const half_t* from = (const half_t*)a.q + offset;
   for (int d = 0; d < a.kv.head_dim; d += 8) std::memcpy(q + d, from + d, 16);
@@ -87,15 +84,27 @@ void read_q(const AttentionArgs& a, int64_t offset, float* q) {
     for (int d = 0; d < a.kv.head_dim; d++) q[d] = bf16_to_float(((const half_t*)a.q)[offset + d]);
 }
 
-// Where the item's head lies in the tiles of group `g` that hold tokens [begin, end).
-void find_tiles(const AttentionArgs& a, const Item& item, int g, int begin, int end, const uint8_t** k, const uint8_t** v) {
-  int64_t head_bytes = int64_t(kTile) * a.kv.head_dim * dtype_bytes(a.kv.dtype);
-  int first = begin > g ? (begin - g) / kTile : 0;
-  for (int t = first; t < kGroupTiles && g + t * kTile < end; t++) {
+// Where the item's head lies in the tiles of group `g`, those that hold tokens [begin, end).
+GroupTiles find_tiles(const AttentionArgs& a, const Item& item, int g, int begin, int end) {
+  GroupTiles tiles = {};
+  const int64_t head_bytes = int64_t(kTile) * a.kv.head_dim * dtype_bytes(a.kv.dtype);
+  for (int t = begin > g ? (begin - g) / kTile : 0; t < kGroupTiles && g + t * kTile < end; t++) {
     const uint8_t* page = page_address(a.kv, *a.batch, a.batch->row[item.work.seq], g / kTile + t);
-    k[t] = page + item.kv_head * head_bytes;
-    v[t] = page + (a.kv.num_kv_heads + item.kv_head) * head_bytes;
+    tiles.k[t] = page + item.kv_head * head_bytes;
+    tiles.v[t] = page + (a.kv.num_kv_heads + item.kv_head) * head_bytes;
   }
+  return tiles;
+}
+
+// With so few rows, K and V are waited for; with more, a group's K and V serve many strips and fetching them ahead doesn't pay.
+constexpr int kMemoryBoundRows = 2 * kRows;
+
+// All at once, tile after tile: lines that are asked for one by one between other work come no sooner than unasked.
+void fetch_tiles(const AttentionArgs& a, const GroupTiles& tiles) {
+  const int bytes = kTile * a.kv.head_dim * dtype_bytes(a.kv.dtype);
+  for (const auto& kind : {tiles.k, tiles.v})
+    for (int t = 0; t < kGroupTiles; t++)
+      for (int line = 0; kind[t] && line < bytes; line += 64) prefetch_far(kind[t] + line);
 }
 
 // Calls f with the number of rows, 1 to R, as a constant.
@@ -146,19 +155,17 @@ class Strips {
     while (block_.to[first_] <= group_) first_++;  // the rows that see some of the group; both ends only grow
     while (last_ < item_.rows && block_.from[last_] < group_ + kGroup) last_++;
     row_ = first_;
-    GroupTiles &tiles = tiles_[group_ / kGroup % 3], &next = tiles_[(group_ / kGroup + 1) % 3];
-    if (found_ != group_) find_tiles(a_, item_, group_, begin_, end_, tiles.k, tiles.v);
-    found_ = group_ + kGroup;
-    next = tiles;
-    find_tiles(a_, item_, found_, begin_, end_, next.k, next.v);
-    for (int t = 0; t < kGroupTiles; t++) tiles.next_k[t] = next.k[t], tiles.next_v[t] = next.v[t];
+    const int n = group_ / kGroup;
+    if (group_ == start_) tiles_[n % 3] = find_tiles(a_, item_, group_, begin_, end_);
+    tiles_[(n + 1) % 3] = find_tiles(a_, item_, group_ + kGroup, begin_, end_);
+    if (item_.rows <= kMemoryBoundRows) fetch_tiles(a_, tiles_[(n + 1) % 3]);
     return true;
   }
 
   const AttentionArgs& a_;
   const Item& item_;
   RowBlock<S>& block_;
-  int begin_, end_, start_, stop_, group_, found_ = -1, first_ = 0, last_ = 0, row_ = 0;
+  int begin_, end_, start_, stop_, group_, first_ = 0, last_ = 0, row_ = 0;
   GroupTiles tiles_[3] = {};  // of the group before (a strip of it may be unfinished), of this one, and of the next
 };
 
@@ -189,7 +196,6 @@ void run_segment(const AttentionArgs& a, const Item& item, RowBlock<S>& block, i
 template <class S>
 void run_item(const AttentionArgs& a, const AttentionWalk& walk, const Item& item, RowBlock<S>& block) {
   const int head_dim = a.kv.head_dim, record = walk.record_floats(), width = block.width = round_up(head_dim, kLanes);
-  for (int r = 0; r < item.rows; r++) prefetch_q(a, row_offset(a, item, walk.group(), item.row + r, int64_t(a.num_heads) * head_dim));
   for (int r = 0; r < item.rows; r++) {
     block.from[r] = walk.from(item.work.seq, item.row + r);
     block.to[r] = walk.to(item.work.seq, item.row + r);
@@ -219,12 +225,22 @@ void run_item(const AttentionArgs& a, const AttentionWalk& walk, const Item& ite
   }
 }
 
+// The first group of an item that this thread will probably run later.
+void fetch_item(const AttentionArgs& a, const AttentionWalk& walk, const Item& item) {
+  const int from = walk.from(item.work.seq, item.row), start = item.first_segment * kSegment;
+  const int begin = from > start ? from : start;
+  fetch_tiles(a, find_tiles(a, item, begin / kGroup * kGroup, begin, walk.to(item.work.seq, item.row + item.rows - 1)));
+}
+
 template <class S>
 void run(const AttentionArgs& a, Team team) {
-  AttentionWalk walk(a, team.size);
+  AttentionWalk walk(a, team.size), ahead = walk;
   RowBlock<S> block;
-  Item item;
-  while (walk.find(team.next->fetch_add(1, std::memory_order_relaxed), item)) run_item<S>(a, walk, item, block);
+  Item item, later;
+  for (int index; walk.find(index = team.next->fetch_add(1, std::memory_order_relaxed), item);) {
+    if (ahead.find(index + team.size, later) && later.rows <= kMemoryBoundRows) fetch_item(a, ahead, later);
+    run_item<S>(a, walk, item, block);
+  }
 }
 
 }  // namespace

@@ -15,17 +15,16 @@ constexpr float kSlack = 8.f;
 
 // A row's softmax over the tokens so far: base, sum of weights (one partial sum a lane), weighted sum of V.
 struct RowSums {
-  float* base;    // [rows]
+  float* base;    // [rows], readable 16 at a time
   float* weight;  // [rows][16]
   float* acc;     // [rows][ld]
   int ld;         // head_dim up to a multiple of 16
   RowSums row(int r) const { return {base + r, weight + r * kLanes, acc + r * ld, ld}; }
 };
 
-// The K and V of one head in a group's tiles, and in those that are read after them (null where no row sees a token).
+// The K and V of one head in a group's tiles (null where no row sees a token).
 struct GroupTiles {
   const uint8_t *k[kGroupTiles], *v[kGroupTiles];
-  const uint8_t *next_k[kGroupTiles], *next_v[kGroupTiles];
 };
 
 // Up to kRows rows of one group.  Row r sees the group's tokens [from[r], to[r]), at least one; both grow with r.
@@ -69,20 +68,21 @@ static inline void mask_scores(float* s, int first, int last, int from, int to) 
 template <class S, int R>
 static inline __attribute__((always_inline)) void softmax(Strip<S>& strip, int first, int last) {
   const RowSums sums = strip.sums;
-  alignas(64) float old_base[kLanes] = {}, base[kLanes] = {};
-  bool moved = false;
+  F16 highest[8];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) {
-    const float* x = strip.scores + r * kGroup;
-    F16 highest = load(x + first * kTile);
-    for (int t = first + 1; t < last; t++) highest = max(highest, load(x + t * kTile));
-    const float top = reduce_max(highest);
-    old_base[r] = sums.base[r];
-    sums.base[r] = base[r] = top > old_base[r] + kSlack ? top : old_base[r];
-    moved |= base[r] != old_base[r];
+  for (int r = 0; r < 8; r++) {
+    const float* x = strip.scores + (r < R ? r : 0) * kGroup;
+    highest[r] = load(x + first * kTile);
+    if (r < R)
+      for (int t = first + 1; t < last; t++) highest[r] = max(highest[r], load(x + t * kTile));
   }
-  if (moved) {
-    store(strip.keep, exp2_nonpositive(sub(load(old_base), load(base))));
+  const F16 top = reduce_max_each(highest), old_base = load(sums.base), limit = add(old_base, set1(kSlack));
+  const F16 new_base = if_greater(top, limit, top, old_base);
+  alignas(64) float base[kLanes];
+  store(base, new_base);
+  if (greater_lanes(top, limit) & ((1u << R) - 1)) {
+    store_first(sums.base, new_base, R);
+    store(strip.keep, exp2_nonpositive(sub(old_base, new_base)));
     if (strip.carry == Carry::same) strip.carry = Carry::scaled;
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) store(sums.weight + r * kLanes, mul(load(sums.weight + r * kLanes), set1(strip.keep[r])));
@@ -114,21 +114,21 @@ static inline const uint8_t* lone_token(const uint8_t* v, int head_dim, bool hig
 template <class S>
 static void exact_outputs(int rows, RowSums sums, const typename S::Weight* p, const GroupTiles& tiles, int head_dim, int from,
                           int to) {
-  auto sum = [&](const uint8_t* const* v, const uint8_t* const* ahead, const typename S::Weight* weights, int begin, int end) {
-    add_outputs<S>(rows, sums.acc, sums.ld, weights, v, ahead, head_dim, begin, end);
+  auto sum = [&](const uint8_t* const* v, const typename S::Weight* weights, int begin, int end) {
+    add_outputs<S>(rows, sums.acc, sums.ld, weights, v, head_dim, begin, end);
   };
   if constexpr (S::pair == 2) {
     alignas(64) half_t copy[2 * kMaxHeadDim];
     auto lone = [&](int token) {
       const uint8_t* v = tiles.v[token / kTile] + token % kTile / 2 * (4 * head_dim);
       const uint8_t* pair = lone_token(v, head_dim, token % 2, copy);
-      sum(&pair, &pair, p + (token & ~1), 0, 2);
+      sum(&pair, p + (token & ~1), 0, 2);
     };
     if (from < to && from % 2) lone(from++);
-    if (from < (to & ~1)) sum(tiles.v, tiles.next_v, p, from, to & ~1);
+    if (from < (to & ~1)) sum(tiles.v, p, from, to & ~1);
     if (from < to && to % 2) lone(to - 1);
   } else if (from < to) {
-    sum(tiles.v, tiles.next_v, p, from, to);
+    sum(tiles.v, p, from, to);
   }
 }
 
@@ -139,7 +139,7 @@ static void ragged_outputs(const Strip<S>& strip, int head_dim) {
   const RowSums sums = strip.sums;
   int begin = round_up(strip.from[R - 1], S::pair), end = strip.to[0] / S::pair * S::pair;
   if (begin >= end) begin = end = kGroup;  // nothing in common
-  outputs<S, R>(sums.acc, sums.ld, strip.carry, strip.keep, strip.weights, strip.tiles->v, strip.tiles->v, head_dim, 0, 0);
+  outputs<S, R>(sums.acc, sums.ld, strip.carry, strip.keep, strip.weights, strip.tiles->v, head_dim, 0, 0);
   auto by_runs = [&](int low, int high) {
     for (int r = 0, next; r < R; r = next) {
       const int from = strip.from[r], to = strip.to[r];
@@ -149,8 +149,7 @@ static void ragged_outputs(const Strip<S>& strip, int head_dim) {
     }
   };
   by_runs(0, begin);
-  if (begin < end)
-    outputs<S, R>(sums.acc, sums.ld, Carry::same, nullptr, strip.weights, strip.tiles->v, strip.tiles->next_v, head_dim, begin, end);
+  if (begin < end) outputs<S, R>(sums.acc, sums.ld, Carry::same, nullptr, strip.weights, strip.tiles->v, head_dim, begin, end);
   by_runs(end, kGroup);
 }
 
@@ -159,7 +158,7 @@ static void ragged_outputs(const Strip<S>& strip, int head_dim) {
 template <class S, int R>
 static void score_phase(Strip<S>& strip, int head_dim, float scale) {
   const int first = strip.first_tile(), last = strip.last_tile();
-  scores<S, R>(strip.q, head_dim, strip.tiles->k, strip.tiles->next_k, first, last, scale, strip.scores);
+  scores<S, R>(strip.q, head_dim, strip.tiles->k, first, last, scale, strip.scores);
   if (!strip.whole())
     for (int r = 0; r < R; r++) mask_scores(strip.scores + r * kGroup, first, last, strip.from[r], strip.to[r]);
 }
@@ -175,8 +174,7 @@ static void softmax_phase(Strip<S>& strip) {
 template <class S, int R>
 static void output_phase(const Strip<S>& strip, int head_dim) {
   if (strip.whole())
-    outputs<S, R>(strip.sums.acc, strip.sums.ld, strip.carry, strip.keep, strip.weights, strip.tiles->v, strip.tiles->next_v, head_dim,
-                  0, kGroup);
+    outputs<S, R>(strip.sums.acc, strip.sums.ld, strip.carry, strip.keep, strip.weights, strip.tiles->v, head_dim, 0, kGroup);
   else
     ragged_outputs<S, R>(strip, head_dim);
 }

@@ -94,14 +94,11 @@ static inline __attribute__((always_inline)) void half_step(F16 (&sum)[R][V], co
 }
 
 // sum [R][V] += over `steps` steps of w [R][ldw] * vectors [V][stride bytes from step to step].  Half: only the first 8 lanes are read.
-// The same lines of `ahead` [V] are fetched into the cache meanwhile.
 template <class S, int R, int V, bool Half>
 static inline __attribute__((always_inline)) void multiply(F16 (&sum)[R][V], const typename S::Weight* w, int ldw,
-                                                           const uint8_t* const* vectors, const uint8_t* const* ahead, int64_t stride,
-                                                           int steps) {
+                                                           const uint8_t* const* vectors, int64_t stride, int steps) {
+#pragma GCC unroll 2
   for (int64_t at = 0; at < stride * steps; at += stride) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; v++) prefetch(ahead[v] + at);
     half_step<S, R, V, Half, 0>(sum, w, ldw, vectors, at);
     if constexpr (S::halves == 2) half_step<S, R, V, Half, 1>(sum, w, ldw, vectors, at);
     w += S::pair;
@@ -111,13 +108,13 @@ static inline __attribute__((always_inline)) void multiply(F16 (&sum)[R][V], con
 // out [R][kGroup], from lane `tile * 16` on: scale * (q [R][head_dim] . K) for V tiles.
 template <class S, int R, int V>
 static inline __attribute__((always_inline)) void score_tiles(const typename S::Weight* q, int head_dim,
-                                                              const uint8_t* const* tiles, const uint8_t* const* ahead, float scale, float* out) {
+                                                              const uint8_t* const* tiles, float scale, float* out) {
   F16 sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) sum[r][v] = zero();
-  multiply<S, R, V, false>(sum, q, head_dim, tiles, ahead, kVectorBytes, head_dim / S::pair);
+  multiply<S, R, V, false>(sum, q, head_dim, tiles, kVectorBytes, head_dim / S::pair);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
@@ -126,11 +123,11 @@ static inline __attribute__((always_inline)) void score_tiles(const typename S::
 
 // The same for tiles `first` to `last` of a group, as many at a time as there are registers for.
 template <class S, int R, int V = kVectors>
-static inline void scores(const typename S::Weight* q, int head_dim, const uint8_t* const* tiles, const uint8_t* const* ahead,
-                          int first, int last, float scale, float* out) {
-  for (; first + V <= last; first += V) score_tiles<S, R, V>(q, head_dim, tiles + first, ahead + first, scale, out + first * kTile);
+static inline void scores(const typename S::Weight* q, int head_dim, const uint8_t* const* tiles, int first, int last, float scale,
+                          float* out) {
+  for (; first + V <= last; first += V) score_tiles<S, R, V>(q, head_dim, tiles + first, scale, out + first * kTile);
   if constexpr (V > 1)
-    if (first < last) scores<S, R, V / 2>(q, head_dim, tiles, ahead, first, last, scale, out);
+    if (first < last) scores<S, R, V / 2>(q, head_dim, tiles, first, last, scale, out);
 }
 
 // What a sum starts from.
@@ -140,8 +137,8 @@ enum class Carry { nothing, same, scaled };
 // the group (whole steps).
 template <class S, int R, int V, bool Half>
 static inline __attribute__((always_inline)) void output_dims(float* acc, int ld, Carry carry, const float* keep,
-                                                              const typename S::Weight* p, const uint8_t* const* tiles,
-                                                              const uint8_t* const* ahead, int dim, int stride, int begin, int end) {
+                                                              const typename S::Weight* p, const uint8_t* const* tiles, int dim,
+                                                              int stride, int begin, int end) {
   F16 sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
@@ -155,13 +152,10 @@ static inline __attribute__((always_inline)) void output_dims(float* acc, int ld
   while (begin < end) {
     int in_tile = begin % kTile, stop = begin - in_tile + kTile;
     if (stop > end) stop = end;
-    int offset = in_tile / S::pair * stride + dim / kLanes * kVectorBytes;
-    const uint8_t *vectors[V], *fetch[V];
-    for (int v = 0; v < V; v++) {
-      vectors[v] = tiles[begin / kTile] + offset + v * kVectorBytes;
-      fetch[v] = ahead[begin / kTile] + offset + v * kVectorBytes;
-    }
-    multiply<S, R, V, Half>(sum, p + begin, kGroup, vectors, fetch, stride, (stop - begin) / S::pair);
+    const uint8_t* at = tiles[begin / kTile] + in_tile / S::pair * stride + dim / kLanes * kVectorBytes;
+    const uint8_t* vectors[V];
+    for (int v = 0; v < V; v++) vectors[v] = at + v * kVectorBytes;
+    multiply<S, R, V, Half>(sum, p + begin, kGroup, vectors, stride, (stop - begin) / S::pair);
     begin = stop;
   }
 #pragma GCC unroll 8
@@ -173,23 +167,23 @@ static inline __attribute__((always_inline)) void output_dims(float* acc, int ld
 // All dims from `dim` on: slices of 16 * V while they last, then narrower ones, then the half vector of a head_dim that is 8 mod 16.
 template <class S, int R, int V = kVectors>
 static void outputs(float* acc, int ld, Carry carry, const float* keep, const typename S::Weight* p, const uint8_t* const* tiles,
-                    const uint8_t* const* ahead, int head_dim, int begin, int end, int dim = 0) {
+                    int head_dim, int begin, int end, int dim = 0) {
   const int stride = 4 * head_dim;
   for (; dim + V * kLanes <= head_dim; dim += V * kLanes)
-    output_dims<S, R, V, false>(acc, ld, carry, keep, p, tiles, ahead, dim, stride, begin, end);
+    output_dims<S, R, V, false>(acc, ld, carry, keep, p, tiles, dim, stride, begin, end);
   if (dim == head_dim) return;
   if constexpr (V > 1)
-    outputs<S, R, V / 2>(acc, ld, carry, keep, p, tiles, ahead, head_dim, begin, end, dim);
+    outputs<S, R, V / 2>(acc, ld, carry, keep, p, tiles, head_dim, begin, end, dim);
   else
-    output_dims<S, R, 1, true>(acc, ld, carry, keep, p, tiles, ahead, dim, stride, begin, end);
+    output_dims<S, R, 1, true>(acc, ld, carry, keep, p, tiles, dim, stride, begin, end);
 }
 
 // acc += p * V for `rows` rows, 1 to R.
 template <class S, int R = kRows>
-static void add_outputs(int rows, float* acc, int ld, const typename S::Weight* p, const uint8_t* const* tiles,
-                        const uint8_t* const* ahead, int head_dim, int begin, int end) {
-  if (rows == R) return outputs<S, R>(acc, ld, Carry::same, nullptr, p, tiles, ahead, head_dim, begin, end);
-  if constexpr (R > 1) add_outputs<S, R - 1>(rows, acc, ld, p, tiles, ahead, head_dim, begin, end);
+static void add_outputs(int rows, float* acc, int ld, const typename S::Weight* p, const uint8_t* const* tiles, int head_dim,
+                        int begin, int end) {
+  if (rows == R) return outputs<S, R>(acc, ld, Carry::same, nullptr, p, tiles, head_dim, begin, end);
+  if constexpr (R > 1) add_outputs<S, R - 1>(rows, acc, ld, p, tiles, head_dim, begin, end);
 }
 
 }  // namespace OCTAVO_PATH

@@ -16,6 +16,20 @@
 namespace octavo {
 namespace OCTAVO_PATH {
 
+// Fetch a line into the first-level cache, or into the second: its queue of misses is longer, so for data from memory that isn't
+// read in one stream `prefetch_far` is the faster.  As assembly, because GCC takes a function that only prefetches for one that does
+// nothing, and removes the call.
+#if defined(__x86_64__)
+static inline void prefetch(const void* p) { __asm__ volatile("prefetcht0 %0" : : "m"(*(const char*)p)); }
+static inline void prefetch_far(const void* p) { __asm__ volatile("prefetcht1 %0" : : "m"(*(const char*)p)); }
+#elif defined(__aarch64__)
+static inline void prefetch(const void* p) { __asm__ volatile("prfm pldl1keep, [%0]" : : "r"(p)); }
+static inline void prefetch_far(const void* p) { __asm__ volatile("prfm pldl2keep, [%0]" : : "r"(p)); }
+#else
+static inline void prefetch(const void*) {}
+static inline void prefetch_far(const void*) {}
+#endif
+
 constexpr int kLanes = 16;
 typedef uint16_t half_t;  // the storage of bfloat16 and float16
 
@@ -71,6 +85,22 @@ static inline void store_first(float* p, F16 a, int count) { _mm512_mask_storeu_
 static inline float reduce_add(F16 a) { return _mm512_reduce_add_ps(a.v); }
 static inline float reduce_max(F16 a) { return _mm512_reduce_max_ps(a.v); }
 
+static inline F16 if_greater(F16 a, F16 b, F16 then, F16 otherwise) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ), otherwise.v, then.v)};
+}
+static inline unsigned greater_lanes(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }  // a bit for each lane
+// Lane i of the result is reduce_max(x[i]), for 8 vectors.
+static inline F16 reduce_max_each(const F16* x) {
+  __m512 pair[4], four[2];  // in each quarter of a register: two vectors with two lanes each, then four with one
+  for (int i = 0; i < 4; i++)
+    pair[i] = _mm512_max_ps(_mm512_unpacklo_ps(x[2 * i].v, x[2 * i + 1].v), _mm512_unpackhi_ps(x[2 * i].v, x[2 * i + 1].v));
+  for (int i = 0; i < 2; i++)
+    four[i] = _mm512_max_ps(_mm512_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0x44), _mm512_shuffle_ps(pair[2 * i], pair[2 * i + 1], 0xee));
+  __m512 m = _mm512_max_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x44), _mm512_shuffle_f32x4(four[0], four[1], 0xee));
+  m = _mm512_max_ps(m, _mm512_shuffle_f32x4(m, m, 0xb1));
+  return {_mm512_shuffle_f32x4(m, m, 0x08)};
+}
+
 static inline F16 load_bf16(const half_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
@@ -110,7 +140,6 @@ static inline F16 bf16_high(Pairs a) {
 }
 static inline F16 fp16_low(Pairs a) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.v))}; }
 static inline F16 fp16_high(Pairs a) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a.v, 16)))}; }
-static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #elif defined(__AVX2__)
 
@@ -174,6 +203,19 @@ static inline float reduce_max(F16 x) {
   t = _mm_max_ps(t, _mm_movehl_ps(t, t));
   return _mm_cvtss_f32(_mm_max_ss(t, _mm_shuffle_ps(t, t, 1)));
 }
+static inline F16 if_greater(F16 a, F16 b, F16 then, F16 otherwise) {
+  return {_mm256_blendv_ps(otherwise.a, then.a, _mm256_cmp_ps(a.a, b.a, _CMP_GT_OQ)),
+          _mm256_blendv_ps(otherwise.b, then.b, _mm256_cmp_ps(a.b, b.b, _CMP_GT_OQ))};
+}
+static inline unsigned greater_lanes(F16 a, F16 b) {
+  return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a.a, b.a, _CMP_GT_OQ))) |
+         unsigned(_mm256_movemask_ps(_mm256_cmp_ps(a.b, b.b, _CMP_GT_OQ))) << 8;
+}
+static inline F16 reduce_max_each(const F16* x) {
+  float each[16] = {};
+  for (int i = 0; i < 8; i++) each[i] = reduce_max(x[i]);
+  return load(each);
+}
 static inline __m256 load_bf16_8(const half_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
@@ -226,7 +268,6 @@ static inline __m256 fp16_low8(__m256i x) {
 }
 static inline F16 fp16_low(Pairs x) { return {fp16_low8(x.a), fp16_low8(x.b)}; }
 static inline F16 fp16_high(Pairs x) { return {fp16_low8(_mm256_srli_epi32(x.a, 16)), fp16_low8(_mm256_srli_epi32(x.b, 16))}; }
-static inline void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #else
 #include "simd_portable.inc"
