@@ -107,4 +107,5 @@ class Sequence:
             seed=request.seed,
             sample_index=self.sample_index,
             stop_token_ids=request.stop_token_ids,
+            bad_words_ids=request.bad_words_ids,
         )

@@ -1,5 +1,7 @@
 """The scheduler's rules one by one: ends, drops, samples, prompt logprobs, static batching, failures, settings."""
 
+from dataclasses import replace
+
 import pytest
 from driving import Driver, assert_drained, make_request, make_scheduler, run_all, run_alone
 from null_runner import token_at
@@ -257,3 +259,13 @@ def test_a_hit_never_hides_prompt_logprobs_that_are_owed() -> None:
     assert [chunk.start for chunk in plan.chunks] == [0]
     assert [entry.token_id for entry in driver.updates[0].prompt_logprobs] == list(request.prompt_token_ids[1:])
     driver.drain()
+
+
+def test_the_runner_is_told_everything_that_sampling_depends_on() -> None:
+    request = replace(make_request("r", 4, 3, seed=9, stop_token_ids=[7], n=2), bad_words_ids=((5,), (6, 8)))
+    scheduler = make_scheduler(8)
+    scheduler.add(request)
+    for index, start in enumerate(scheduler.schedule().started):
+        assert (start.tokens, start.prompt_len, start.sample_index) == (request.prompt_token_ids, 4, index)
+        assert (start.params, start.seed) == (request.params, request.seed)
+        assert (start.stop_token_ids, start.bad_words_ids) == (request.stop_token_ids, request.bad_words_ids)
