@@ -25,7 +25,8 @@ class Sequence:
         keeps its age.
     tokens: the prompt's and the generated ids.  num_computed: how many of them have their K and V, or need none.
     num_blocks_sent: how much of the block table the runner knows.  is_known: whether the runner knows the sequence at all.
-    num_prompt_rows_done: how many of the prompt's logprob rows have been delivered (all, when none are asked for).
+    num_prompt_rows_done: how many of the prompt's logprob rows have been delivered (all, when none are asked for, and from the
+        start for all samples but the first: the prompt is theirs in common).
     num_computed_before: the most tokens that were computed before a preemption threw them away.
     times_overtaken: how many sequences were admitted past this one while it was the head of the queue.
     overtook: the id of the head that this one was admitted past, if any.
@@ -60,7 +61,7 @@ class Sequence:
             prompt_len=prompt_len,
             final_tokens=prompt_len + request.max_tokens - 1,
             order=(request.priority, seq_id),
-            num_prompt_rows_done=prompt_len - 1 if request.params.prompt_logprobs is None else 0,
+            num_prompt_rows_done=prompt_len - 1 if request.params.prompt_logprobs is None or sample_index else 0,
         )
 
     @property

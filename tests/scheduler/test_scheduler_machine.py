@@ -182,7 +182,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key, tokens in self.streams.items():
             request = self.requests[key[0]]
             if len(tokens) == request.max_tokens and request.params.prompt_logprobs is not None:
-                assert len(self.scores[key]) == len(request.prompt_token_ids) - 1
+                assert len(self.scores[key]) == (0 if key[1] else len(request.prompt_token_ids) - 1)
 
 
 class BaselineMachine(SchedulerMachine):

@@ -143,6 +143,13 @@ def test_prompt_logprobs_come_once_and_in_order_whatever_is_preempted(max_num_ba
         assert asked == 49
 
 
+def test_the_prompt_is_scored_once_for_all_samples() -> None:
+    request = make_request("r", 20, 2, seed=5, prompt_logprobs=0, n=3)
+    driver = run_all(make_scheduler(12), [request])
+    scored = {i: [e.token_id for u in driver.updates if u.sample_index == i for e in u.prompt_logprobs] for i in range(3)}
+    assert scored == {0: list(request.prompt_token_ids[1:]), 1: [], 2: []}
+
+
 def test_a_prompt_of_one_token_owes_no_prompt_logprobs() -> None:
     driver = run_all(make_scheduler(4), [make_request("r", 1, 2, prompt_logprobs=0)])
     assert [update.prompt_logprobs for update in driver.updates] == [(), ()]
