@@ -4,34 +4,19 @@ from dataclasses import asdict
 
 from octavo.core.errors import ConfigError, InvalidRequestError, InvariantError
 from octavo.core.outputs import FinishReason
-from octavo.core.plan import Chunk, SequenceStart, StepPlan, StepResult
+from octavo.core.plan import Chunk, StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.stats import EngineStats
 from octavo.kv.lease import Lease
 from octavo.kv.manager import KVCacheManager
 from octavo.scheduler.admission import MAX_OVERTAKES, Admission
 from octavo.scheduler.chunk_budget import ChunkBudget
+from octavo.scheduler.draft import Draft
 from octavo.scheduler.forecast import Forecast
 from octavo.scheduler.limits import max_tokens_that_fit, refuse_reason
 from octavo.scheduler.sequence import Sequence, Status
 from octavo.scheduler.updates import SequenceUpdate, update_of
 from octavo.scheduler.waiting import WaitingQueue, insert_in_order, remove_in_order
-
-
-class _Draft:
-    """A plan while it is built.  budget: prompt tokens that it still takes."""
-
-    __slots__ = ("budget", "chunks", "started")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.chunks: list[Chunk] = []
-        self.started: list[SequenceStart] = []
-
-    def add(self, sequence: Sequence, end: int, lease: Lease) -> None:
-        if not sequence.is_known:
-            self.started.append(sequence.start())
-        self.chunks.append(sequence.chunk_to(end, lease))
 
 
 class Scheduler:
@@ -91,6 +76,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._live or self._unservable)
 
+    def request_ids(self) -> list[str]:
+        """The requests that have not ended."""
+        return list(self._requests)
+
     def max_tokens_that_fit(self, prompt_len: int) -> int:
         """The largest max_tokens with which such a prompt can ever run; 0 when the prompt alone can't."""
         return max_tokens_that_fit(self._manager, prompt_len)
@@ -109,11 +98,10 @@ class Scheduler:
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by a request that has not ended")
         sequences = [Sequence.of(request, self._next_seq_id + index, index) for index in range(request.params.n)]
+        self._waiting.add(*sequences)  # may raise, so nothing is noted before
         self._next_seq_id += len(sequences)
         self._requests[request.request_id] = sequences
-        for sequence in sequences:
-            self._live[sequence.seq_id] = sequence
-            self._waiting.add(sequence)
+        self._live |= {sequence.seq_id: sequence for sequence in sequences}
         return [sequence.seq_id for sequence in sequences]
 
     def abort(self, request_id: str) -> bool:
@@ -130,6 +118,8 @@ class Scheduler:
         sequence = self._live.get(seq_id)
         if sequence is None:
             return None
+        if reason == "stop":
+            self._forecast.observe_end(sequence.num_generated, sequence.request.max_tokens)
         self._end(sequence, reason)
         return update_of(sequence, finish_reason=reason, stop_reason=stop_reason)
 
@@ -140,7 +130,7 @@ class Scheduler:
         if self._in_flight is not None:
             raise InvariantError(f"step {self._in_flight.step} was neither committed nor dropped before the next was asked for")
         streams = sum(1 for sequence in self._running if len(sequence.tokens) - sequence.num_computed == 1)
-        draft = _Draft(self._chunk_budget.tokens(streams))
+        draft = Draft(self._chunk_budget.tokens(streams))
         memory_was_short = self._advance_running(draft)
         # Whoever just yielded would be the first to enter again: it waits for the next step.
         if not self._running or not (memory_was_short or self._static):
@@ -180,6 +170,10 @@ class Scheduler:
         A runner that did a part of it meets the same again: a start replaces what it knew, a release of the unknown does nothing.
         """
         self._land(plan)
+
+    def drop_in_flight(self) -> None:
+        """As `drop`, for whatever plan is out, if any: after an interrupt nobody may know whether one was handed out."""
+        self._in_flight = None
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -222,7 +216,7 @@ class Scheduler:
 
     # How a plan comes about.
 
-    def _advance_running(self, draft: _Draft) -> bool:
+    def _advance_running(self, draft: Draft) -> bool:
         """Give every running sequence its tokens, oldest first; whether memory was short.
 
         A victim is younger than the one that needs memory, so it has no chunk in this draft yet: nothing is ever taken back from it.
@@ -249,7 +243,7 @@ class Scheduler:
             draft.add(sequence, end, lease)
         return short
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: Draft) -> None:
         if not self._running:
             self._end_static_batch()
         if not self._waiting or draft.budget < 1 or len(self._running) >= self._max_running:

@@ -44,8 +44,12 @@ class WaitingQueue:
         """The next `count` after the head."""
         return self._sequences[1 : 1 + count]
 
-    def add(self, sequence: Sequence) -> None:
-        insert_in_order(self._sequences, sequence)
+    def add(self, *sequences: Sequence) -> None:
+        """All of them, or none when it raises (TypeError, for a priority that can't be compared)."""
+        together = self._sequences.copy()
+        for sequence in sequences:
+            insert_in_order(together, sequence)
+        self._sequences = together
 
     def remove(self, sequence: Sequence) -> None:
         remove_in_order(self._sequences, sequence)

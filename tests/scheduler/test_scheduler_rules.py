@@ -104,6 +104,28 @@ def test_an_id_in_use_is_refused_until_all_its_samples_have_ended() -> None:
     scheduler.add(make_request("r", 4, 4))
 
 
+def test_a_request_that_cannot_be_queued_leaves_nothing() -> None:
+    scheduler = make_scheduler(40)
+    scheduler.add(make_request("a", 4, 4))
+    with pytest.raises(TypeError):
+        scheduler.add(make_request("b", 4, 4, n=2, priority="urgent"))  # type: ignore[arg-type]
+    scheduler.check()
+    assert not scheduler.abort("b")
+    assert scheduler.add(make_request("b", 4, 4)) == [1]
+
+
+def test_an_answer_ended_by_a_stop_string_teaches_the_forecast() -> None:
+    scheduler = make_scheduler(40)
+    driver = Driver(scheduler)
+    ids = [scheduler.add(make_request(name, 4, 40))[0] for name in ("stopped", "aborted")]
+    driver.step()
+    before = scheduler.stats().output_share
+    scheduler.finish(ids[1], "abort")
+    assert scheduler.stats().output_share == before
+    scheduler.finish(ids[0], "stop", "text")
+    assert scheduler.stats().output_share < before
+
+
 def test_a_failing_sequence_ends_alone() -> None:
     scheduler = make_scheduler(40)
     driver = Driver(scheduler)
