@@ -1,5 +1,8 @@
-"""How much memory this process may still take: what the kernel has to give, and what the control group allows.  Linux; no torch."""
+"""What this process may take of its machine: memory and CPUs, as the kernel and the control groups allow.  Linux; no torch."""
 
+import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +31,25 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory:
     return best
 
 
+def usable_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may keep busy: those it may run on, or fewer where a control group under `root` has a quota of time."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = (_cpu_quota(folder, version) for folder, version in _group_folders(root, "cpu"))
+    return max(1, min([allowed, *(math.ceil(quota) for quota in quotas if quota is not None)]))
+
+
+def _cpu_quota(folder: Path, version: int) -> float | None:
+    """CPUs' worth of time, or None without a limit."""
+    try:
+        if version == 2:
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / name).read_text().strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+        return None
+
+
 def _meminfo(path: Path) -> dict[str, int]:
     fields = {}
     for line in path.read_text().splitlines():
@@ -39,26 +61,33 @@ def _meminfo(path: Path) -> dict[str, int]:
 
 def _groups(root: Path) -> list[tuple[int, int, int]]:
     """(limit, used, reclaimable page cache) of each control group of this process that has a limit, innermost first."""
-    found = []
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }
+    entries = (_group(folder, *names[version]) for folder, version in _group_folders(root, "memory"))
+    return [entry for entry in entries if entry is not None]
+
+
+def _group_folders(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """(folder, version 1 or 2) of each control group of this process that may limit `controller`, innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2: one tree
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            base, version = root / "sys/fs/cgroup", 2
+        elif controller in controllers.split(","):
+            base, version = root / "sys/fs/cgroup" / controller, 1
         else:
             continue
         folder = base / path.lstrip("/")
         for group in (folder, *folder.parents):
             if group == base.parent:
                 break
-            if (entry := _group(group, *names)) is not None:
-                found.append(entry)
-    return found
+            yield group, version
 
 
 def _group(folder: Path, limit_name: str, used_name: str, cache_name: str) -> tuple[int, int, int] | None:

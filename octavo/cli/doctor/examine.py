@@ -18,13 +18,12 @@ from octavo.cli.doctor.host import OTHER_FLAGS, huge_pages, read_openmp_runtimes
 from octavo.cli.doctor.kernels import explain_paths, findings
 from octavo.cli.doctor.products import DEFAULT_SHAPES, Shape, examine_products, shapes_of
 from octavo.cli.doctor.tell import tell
-from octavo.engine.build import usable_cpus
 from octavo.kernels.availability import native_kernels
 from octavo.kernels.choice import make_executor
 from octavo.kernels.executor import Executor
 from octavo.kernels.native import available_paths
 from octavo.kernels.program import Program
-from octavo.spec.host import read_host_memory
+from octavo.spec.host import read_host_memory, usable_cpus
 from octavo.spec.memory import MemorySpec
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "huggingface-hub", "jinja2", "msgspec")

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.spec.host import usable_cpus
+
 # What the kernel paths need, as /proc/cpuinfo names it.
 PATH_FLAGS = {
     "avx512_bf16": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"),
@@ -40,8 +42,7 @@ def read_processor(root: Path = Path("/")) -> Processor:
                 break
     except OSError:
         flags = frozenset()
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Processor(name, os.cpu_count() or 1, usable, flags)
+    return Processor(name, os.cpu_count() or 1, usable_cpus(root), flags)
 
 
 def missing_flags(path: str, flags: frozenset[str]) -> list[str]:
