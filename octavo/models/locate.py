@@ -7,7 +7,7 @@ from pathlib import Path
 from octavo.core.errors import ModelLoadError
 from octavo.models.fetch import MODELS, fetch_model
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # a part that begins with a dot is of a path
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 WEIGHTS_OF_OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -52,17 +52,28 @@ def _local(path: Path) -> Located:
 
 def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download  # takes half a second to import, and most runs need no hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+    except HFValidationError as error:
+        raise ModelLoadError(
+            f"{name}: there is no such folder or file here, and it can't be a hub id (owner/name): {error}"
+        ) from error
     except RevisionNotFoundError as error:
         raise ModelLoadError(f"{name}: the hub has no revision {revision!r} of it") from error
     except RepositoryNotFoundError as error:
         raise ModelLoadError(f"{name}: there is no such folder here and no such model on the hub (or it needs a token)") from error
     except LocalEntryNotFoundError as error:
         raise ModelLoadError(
-            f"{name}: isn't in the hub's cache on this machine, and the hub can't be reached; check the network"
+            f"{name}: there is no such folder or file here; as a hub id it isn't in the hub's cache on this machine, "
+            "and the hub can't be reached; check the path, or the network"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise ModelLoadError(f"{name}: the download from the hub failed: {error}") from error
