@@ -1,12 +1,13 @@
 """`LLM` and `AsyncLLM`: Octavo as a library."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
 
-from octavo.core.errors import InvalidRequestError, OctavoError
+from octavo.core.errors import ConfigError, InvalidRequestError, OctavoError
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
@@ -14,9 +15,11 @@ from octavo.core.stats import EngineStats
 from octavo.engine.build import build_engine, load_tokenizer
 from octavo.engine.client import EngineClient
 from octavo.engine.collect import Collector
-from octavo.engine.config import EngineConfig
+from octavo.engine.config import make_config
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import InputProcessor, PromptInput
+from octavo.engine.interrupt import Interrupt
+from octavo.engine.stepping import steps
 from octavo.spec.budget import MemoryPlan
 from octavo.text.tokenizer import Tokenizer
 
@@ -33,12 +36,13 @@ class LLM:
     """
 
     def __init__(self, model: str, **settings: Any) -> None:
-        built = build_engine(EngineConfig(model=model, **settings))
+        built = build_engine(make_config(model, settings))
         self.config = built.config
         self.engine: Engine = built.engine
         self.tokenizer: Tokenizer = built.tokenizer
         self.memory_plan: MemoryPlan = built.plan
-        self.inputs = InputProcessor(built.tokenizer, built.limits, built.config.seed)
+        fitting = built.engine.scheduler.max_tokens_that_fit
+        self.inputs = InputProcessor(built.tokenizer, built.limits, built.config.seed, fitting)
         self._turn = threading.Lock()
         self._closed = False
 
@@ -74,32 +78,41 @@ class LLM:
         *,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
-        **template_arguments: Any,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, rendered by the model's own chat template.  Otherwise as `generate`."""
+        """Answer one conversation or a list of them, rendered by the model's chat template.  Otherwise as `generate`.
+
+        chat_template: Jinja source to use instead of the model's.  chat_template_kwargs, tools: passed to the template.
+        """
         if not messages:
             raise InvalidRequestError("there are no messages; send at least one")
-        conversations = cast("Sequence[Messages]", [messages] if isinstance(messages[0], Mapping) else messages)
-        prompts = [
-            self.tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt, **template_arguments)
-            for conversation in conversations
-        ]
+        conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
+        variables = {**(chat_template_kwargs or {}), **({} if tools is None else {"tools": list(tools)})}
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            try:
+                prompts.append(
+                    self.tokenizer.encode_chat(
+                        conversation, add_generation_prompt=add_generation_prompt, chat_template=chat_template, **variables
+                    )
+                )
+            except InvalidRequestError as error:
+                raise InvalidRequestError(error.detail, index=index) from error
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         collectors = {request.request_id: Collector(request) for request in requests}
-        try:
-            for request in requests:
-                self.engine.add_request(request)
-            with tqdm(total=len(requests), desc="requests", disable=not use_tqdm, delay=2, leave=False) as bar:
-                while self.engine.has_work:
-                    for delta in self.engine.step():
-                        collectors[delta.request_id].add(delta)
-                        bar.update(delta.finished)
-        except BaseException:  # an interrupt too: what was queued must not run on in the next call
-            for request in requests:
-                self.engine.abort(request.request_id)
-            raise
+        bar = tqdm(total=len(requests), desc="requests", disable=not use_tqdm, delay=2, leave=False)
+        # Ctrl-C waits for the end of a step, so that none is torn in the middle; what was queued is aborted.
+        with Interrupt() as interrupt, bar:
+            for deltas in steps(self.engine, requests):
+                for delta in deltas:
+                    collectors[delta.request_id].add(delta)
+                    bar.update(delta.finished)
+                if interrupt.asked:
+                    raise KeyboardInterrupt
         return [collectors[request.request_id].output(unfinished="abort") for request in requests]
 
     def stats(self) -> EngineStats:
@@ -127,7 +140,11 @@ class AsyncLLM:
     """As `LLM`, for asyncio: the engine runs in a process of its own, so that this one's event loop never waits for a step."""
 
     def __init__(self, model: str, **settings: Any) -> None:
-        self.config = EngineConfig(model=model, **settings)
+        self.config = make_config(model, settings)
+        if self.config.kv_layout != "paged":
+            raise ConfigError(
+                f"kv_layout={self.config.kv_layout!r} is a baseline for LLM and the benchmarks; AsyncLLM serves paged memory"
+            )
         self.tokenizer = load_tokenizer(self.config)
         self._client = EngineClient(self.config)
         self.memory_plan = self._client.plan
@@ -145,7 +162,8 @@ class AsyncLLM:
         options: dict[str, Any] = {"priority": priority}
         if request_id is not None:
             options["request_id"] = request_id
-        request = self._inputs.request(prompt, sampling_params or SamplingParams(), **options)
+        # In a thread: a long text takes a while to split, and the other streams' deltas must not wait for it.
+        request = await asyncio.to_thread(self._inputs.request, prompt, sampling_params or SamplingParams(), **options)
         stream = self._client.stream(request)
         try:
             async for delta in stream:
@@ -166,14 +184,18 @@ class AsyncLLM:
         await self._client.stats(check=True)
 
     def close(self) -> None:
-        """End the engine process; streams that still run raise EngineDeadError."""
+        """End the engine process and wait for it; streams that still run raise EngineDeadError."""
         self._client.close()
+
+    async def aclose(self) -> None:
+        """As `close`; the event loop goes on meanwhile."""
+        await self._client.aclose()
 
     async def __aenter__(self) -> "AsyncLLM":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        await self.aclose()
 
 
 def _as_list(prompts: Any) -> list[PromptInput]:
@@ -189,6 +211,8 @@ def _as_list(prompts: Any) -> list[PromptInput]:
 def _spread(name: str, value: Any, count: int, kind: type) -> list[Any]:
     if isinstance(value, kind):
         return [value] * count
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidRequestError(f"{name} must be of {kind.__name__}, one for all or one for each prompt, not {value!r}")
     values = list(value)
     if len(values) != count:
         raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts; give one for all, or one for each")

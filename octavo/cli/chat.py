@@ -95,8 +95,9 @@ class Chat:
 
     def answer(self, text: str) -> None:
         """Stream an answer and keep both sides in the history; what was refused leaves no trace there."""
-        from octavo.cli.interrupt import Interrupt
-        from octavo.cli.stream import make_requests, steps
+        from octavo.cli.stream import make_requests
+        from octavo.engine.interrupt import Interrupt
+        from octavo.engine.stepping import steps
 
         asked = [*self.history, {"role": "user", "content": text}]
         pieces: list[str] = []
@@ -107,7 +108,7 @@ class Chat:
             self._say(f"{error.detail} (/clear forgets the conversation)")
             return
         with Interrupt() as interrupt:
-            for deltas in steps(self._llm, requests):
+            for deltas in steps(self._llm.engine, requests):
                 for sample in (sample for delta in deltas for sample in delta.outputs):
                     first = first or time.perf_counter()
                     tokens += len(sample.token_ids)

@@ -55,11 +55,12 @@ def messages(prompt: Any, system: str | None) -> list[dict[str, str]]:
 
 def answer(llm: Any, prompts: Sequence[Any], params: SamplingParams, arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     """Generate, print, report.  Returns the exit code: 0, 1 when an output failed, 130 after Ctrl-C."""
-    from octavo.cli.interrupt import Interrupt
     from octavo.cli.report import memory_report
-    from octavo.cli.stream import make_requests, steps
+    from octavo.cli.stream import make_requests
     from octavo.cli.watch import PoolWatch
     from octavo.engine.collect import Collector
+    from octavo.engine.interrupt import Interrupt
+    from octavo.engine.stepping import steps
 
     requests = make_requests(llm, prompts, params)
     collectors = {request.request_id: Collector(request) for request in requests}
@@ -68,7 +69,7 @@ def answer(llm: Any, prompts: Sequence[Any], params: SamplingParams, arguments: 
     begin = time.perf_counter()
     tokens_out = 0
     with Interrupt() as interrupt:
-        for deltas in steps(llm, requests):
+        for deltas in steps(llm.engine, requests):
             watch()
             for delta in deltas:
                 collectors[delta.request_id].add(delta)

@@ -72,14 +72,14 @@ class SamplingParams:
         _whole("n", self.n, 1, MAX_SAMPLES)
         _number("temperature", self.temperature, 0.0, math.inf)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _whole("top_k", self.top_k, -1, None)
+        _whole("top_k", self.top_k, -1, 2**31 - 1)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, None)
-        _whole("min_tokens", self.min_tokens, 0, None)
+            _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={self.min_tokens} is above max_tokens={int(self.max_tokens)}; lower it or raise max_tokens"

@@ -1,14 +1,13 @@
 """`build_engine`: from an `EngineConfig` to an engine that can serve, in the order that refuses early and takes memory late."""
 
 import logging
-import os
 from dataclasses import dataclass, replace
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import EngineLimits
 from octavo.engine.processor import OutputProcessor
-from octavo.kernels.choice import make_executor, make_sampling_ops
+from octavo.kernels.choice import check_kernels, make_executor, make_sampling_ops
 from octavo.kernels.program import buffer_bytes
 from octavo.kv.layouts import make_kv_cache
 from octavo.models.load import LoadedModel, load_model, tokenizer_source
@@ -17,7 +16,7 @@ from octavo.runner.runner import TorchRunner, warm_up
 from octavo.sampling.sampler import Sampler
 from octavo.scheduler.scheduler import Scheduler
 from octavo.spec.budget import MemoryPlan, plan_memory
-from octavo.spec.host import read_host_memory
+from octavo.spec.host import read_host_memory, usable_cpus
 from octavo.spec.memory import MemorySpec
 from octavo.text.loading import load_tokenizer as load_text_tokenizer
 from octavo.text.tokenizer import Tokenizer
@@ -46,6 +45,8 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     Raises ModelLoadError kin for the files, CapacityError for memory, ConfigError for settings that contradict the model.
     """
     threads = config.threads or usable_cpus()
+    check_kernels(config.kernels)
+    tokenizer = load_tokenizer(config)
     model = load_model(
         config.model,
         dtype=config.dtype,
@@ -59,6 +60,13 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     spec = MemorySpec(model.memory_layers, kv_dtype, config.block_size)
     plan = _size_pool(config, model, spec)
+    manager = make_kv_cache(
+        num_blocks=plan.num_blocks,
+        block_size=config.block_size,
+        max_model_len=model.max_model_len,
+        kv_layout=config.kv_layout,
+        reserve=config.reserve,
+    )
     executor = make_executor(
         config.kernels,
         model.program,
@@ -78,14 +86,6 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         contiguous=config.kv_layout == "reserved",
     )
     warm_up(executor, min(config.max_num_batched_tokens, 64))
-    tokenizer = load_text_tokenizer(model.tokenizer_source)
-    manager = make_kv_cache(
-        num_blocks=plan.num_blocks,
-        block_size=config.block_size,
-        max_model_len=model.max_model_len,
-        kv_layout=config.kv_layout,
-        reserve=config.reserve,
-    )
     scheduler = Scheduler(
         manager,
         max_num_seqs=config.max_num_seqs,
@@ -134,8 +134,3 @@ def _size_pool(config: EngineConfig, model: LoadedModel, spec: MemorySpec) -> Me
 
 def _logit_rows(config: EngineConfig) -> int:
     return min(MAX_LOGIT_ROWS, config.max_num_batched_tokens)
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,14 +1,17 @@
 """`EngineClient`: an engine process and the asyncio streams that come out of it."""
 
 import asyncio
-import contextlib
 import dataclasses
+import itertools
+import os
 import socket
 import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import octavo
 from octavo.core import errors
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.outputs import CompletionOutput, RequestOutput
@@ -31,13 +34,33 @@ from octavo.engine.messages import (
     unpack_for_front,
 )
 
+# A file in the working directory must not stand in for a module of the engine's.
+SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
+
 
 class _Stream:
-    """A request that runs, and what came of it that its reader hasn't taken yet."""
+    """A request that runs: `open` samples have not ended, and `queue` holds what its reader hasn't taken yet."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.open = set(range(request.params.n))
         self.queue: asyncio.Queue[RequestOutput | OctavoError] = asyncio.Queue()
+
+    def put(self, output: RequestOutput) -> None:
+        """Pass a delta on, under the name and with the prompt that its reader knows."""
+        request = self.request
+        self.open -= {sample.index for sample in output.outputs if sample.finish_reason is not None}
+        self.queue.put_nowait(
+            dataclasses.replace(
+                output, request_id=request.request_id, prompt=request.prompt, prompt_token_ids=request.prompt_token_ids
+            )
+        )
+
+    def aborted(self) -> RequestOutput:
+        """The last delta of a request that was ended from outside."""
+        seed = self.request.seed
+        outputs = tuple(CompletionOutput(index, "", (), None, seed, finish_reason="abort") for index in sorted(self.open))
+        return RequestOutput(self.request.request_id, None, (), outputs, finished=True)
 
 
 class EngineClient:
@@ -50,11 +73,17 @@ class EngineClient:
     def __init__(self, config: EngineConfig) -> None:
         here, there = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.engine.process", str(there.fileno())], pass_fds=(there.fileno(),), stdin=subprocess.DEVNULL
+            [sys.executable, *SAFE_PATH, "-m", "octavo.engine.process", str(there.fileno())],
+            pass_fds=(there.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env=_environment(),
         )
         there.close()
         self._socket = here
+        # A request goes by a name of our own: what is still on its way for one that was left must not reach the next of that id.
+        self._names = itertools.count()
         self._streams: dict[str, _Stream] = {}
+        self._by_id: dict[str, str] = {}
         self._asked: deque[asyncio.Future[EngineStats]] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,13 +108,14 @@ class EngineClient:
 
         Raises InvalidRequestError when the engine refuses it, EngineDeadError when the process ends meanwhile.
         """
-        if request.request_id in self._streams:
-            raise errors.InvalidRequestError(f"request id {request.request_id!r} is in use by a request that still runs; use another")
         await self._attach()
-        stream = self._streams[request.request_id] = _Stream(request)
+        if request.request_id in self._by_id:
+            raise errors.InvalidRequestError(f"request id {request.request_id!r} is in use by a request that still runs; use another")
+        name = self._by_id[request.request_id] = str(next(self._names))
+        stream = self._streams[name] = _Stream(request)
         finished = False
         try:
-            await self._send(Add(request))
+            await self._send(Add(dataclasses.replace(request, request_id=name, prompt=None)))
             while not finished:
                 item = await stream.queue.get()
                 if isinstance(item, OctavoError):
@@ -94,17 +124,19 @@ class EngineClient:
                 finished = item.finished
                 yield item
         finally:
-            self._streams.pop(request.request_id, None)
+            del self._streams[name], self._by_id[request.request_id]
             if not finished and self._dead is None:
-                self._write(Abort(request.request_id))
+                self._write(Abort(name))
 
     async def abort(self, request_id: str) -> bool:
-        """End a request from outside: its stream ends with a last delta whose samples say "abort".  False when it isn't running."""
-        stream = self._streams.get(request_id)
-        if stream is None:
+        """End a request from outside: the last delta of its stream says "abort" for the samples still open.  False: it isn't running."""
+        name = self._by_id.get(request_id)
+        if name is None:
             return False
-        await self._send(Abort(request_id))
-        stream.queue.put_nowait(_aborted(stream.request))
+        stream = self._streams[name]
+        await self._send(Abort(name))
+        if stream.open:
+            stream.put(stream.aborted())
         return True
 
     async def stats(self, *, check: bool = False) -> EngineStats:
@@ -116,19 +148,31 @@ class EngineClient:
         return await answer
 
     def close(self) -> None:
-        """End the process.  Streams that still run raise EngineDeadError.  May be called again."""
-        if self._reading is not None and not self._reading.get_loop().is_closed():
-            self._reading.cancel()
-        if self._writer is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed already
-                self._writer.close()
-        self._socket.close()
+        """End the process and wait for it.  Streams that still run raise EngineDeadError.  May be called again."""
+        self._hang_up()
+        self._wait()
+
+    async def aclose(self) -> None:
+        """As `close`; the event loop goes on meanwhile."""
+        self._hang_up()
+        await asyncio.to_thread(self._wait)
+
+    def _hang_up(self) -> None:
+        """The engine process ends when this end is closed."""
+        self._end(EngineDeadError("the engine was closed"))
+        if self._writer is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._writer.transport.abort)
+        else:
+            self._socket.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def _wait(self) -> None:
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:  # a step that is too long to wait for
             self._process.kill()
             self._process.wait()
-        self._end(EngineDeadError("the engine was closed"))
 
     def _first_message(self) -> Ready:
         body = self._read_blocking(HEADER.unpack(self._read_blocking(HEADER.size))[0])
@@ -171,13 +215,15 @@ class EngineClient:
                 (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
                 self._dispatch(unpack_for_front(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._end(self._death())
+            self._end(await asyncio.to_thread(self._death))
+        except Exception as error:  # a fault of this side's: better all streams end with its words than none ever does
+            self._end(EngineDeadError(f"the engine's messages can't be read any more: {type(error).__name__}: {error}"))
 
     def _dispatch(self, message: ToFront) -> None:
         if isinstance(message, Outputs):
             for output in message.outputs:
                 if (stream := self._streams.get(output.request_id)) is not None:
-                    stream.queue.put_nowait(output)
+                    stream.put(output)
         elif isinstance(message, Stats):
             self._answer(message.stats)
         elif isinstance(message, Failed):
@@ -222,9 +268,10 @@ class EngineClient:
                 self._answer(error)
 
 
-def _aborted(request: Request) -> RequestOutput:
-    outputs = tuple(CompletionOutput(i, "", (), None, request.seed, finish_reason="abort") for i in range(request.params.n))
-    return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, outputs, finished=True)
+def _environment() -> dict[str, str]:
+    """This process's, with the folder that holds this very package on the path, and not the working directory."""
+    root = str(Path(octavo.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 def _error(message: Failed) -> OctavoError:

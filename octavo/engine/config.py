@@ -1,10 +1,14 @@
 """`EngineConfig`: every setting of the engine, with vLLM's names where vLLM has the setting."""
 
+import dataclasses
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from octavo.core.errors import ConfigError
 from octavo.spec.memory import BLOCK_SIZES, SMALL_BLOCK_SIZES
+from octavo.spec.model import LoadFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,7 @@ class EngineConfig:
     batching: "continuous", or "static": a whole batch runs to its end (a baseline to compare with).
     threads: of the compute kernels; None: the CPUs this process may use.
     kernels: "auto", "reference", or a compiled path by name ("avx512_bf16", "avx512", "avx2", "portable").
-    load_format: "auto", or "dummy" for random weights of the config's shape.
+    load_format: "auto", "safetensors" or "gguf" to insist on one, or "dummy" for random weights of the config's shape.
     seed: for dummy weights, and for the seeds of requests that bring none.
     """
 
@@ -48,7 +52,7 @@ class EngineConfig:
     batching: Literal["continuous", "static"] = "continuous"
     threads: int | None = None
     kernels: Literal["auto", "reference", "avx512_bf16", "avx512", "avx2", "portable"] = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     revision: str | None = None
     seed: int = 0
 
@@ -63,6 +67,9 @@ class EngineConfig:
             raise ConfigError(
                 f"num_blocks={self.num_blocks} and kv_cache_memory_bytes={self.kv_cache_memory_bytes} both size the pool; give one"
             )
+        for name in ("memory_utilization", "target_step_seconds"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{name}={value!r} must be a number")
         if not 0.0 < self.memory_utilization <= 0.95:
             raise ConfigError(f"memory_utilization={self.memory_utilization} must be above 0 and at most 0.95")
         if not 0.0 < self.target_step_seconds < float("inf"):
@@ -74,7 +81,19 @@ class EngineConfig:
         _choose("reserve", self.reserve, ("max", "pow2", "oracle"))
         _choose("batching", self.batching, ("continuous", "static"))
         _choose("kernels", self.kernels, ("auto", "reference", "avx512_bf16", "avx512", "avx2", "portable"))
-        _choose("load_format", self.load_format, ("auto", "dummy"))
+        _choose("load_format", self.load_format, get_args(LoadFormat))
+
+
+def make_config(model: object, settings: Mapping[str, Any]) -> EngineConfig:
+    """An EngineConfig from keyword arguments.  Raises ConfigError for a name that is no setting, with the nearest that is."""
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    for name in settings:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            raise ConfigError(
+                f"there is no setting {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}")
+            )
+    return EngineConfig(model=str(model), **settings)
 
 
 def _positive(name: str, value: object) -> None:

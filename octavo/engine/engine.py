@@ -1,5 +1,7 @@
 """`Engine`: the life of a request, step by step."""
 
+import logging
+import threading
 import time
 from dataclasses import replace
 
@@ -11,48 +13,62 @@ from octavo.engine.processor import OutputProcessor
 from octavo.runner.runner import ClosedRunner, Runner
 from octavo.scheduler.scheduler import Scheduler
 
+logger = logging.getLogger(__name__)
+
 
 class Engine:
-    """Owns one scheduler (the deciding side) and one runner (the doing side).  One thread steps it; nothing here is thread-safe."""
+    """Owns one scheduler (the deciding side) and one runner (the doing side).
+
+    One thread adds, aborts and steps; `stats` and `check` may be asked from any other, and are answered between two steps.
+    """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, processor: OutputProcessor) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.processor = processor
+        self._between_steps = threading.RLock()
         self._seconds = {"schedule": 0.0, "run": 0.0, "commit": 0.0, "text": 0.0}
 
     def add_request(self, request: Request) -> None:
         """Queue a request.  Raises InvalidRequestError when its memory could never fit the pool, or its id is taken."""
-        self.scheduler.add(request)
-        self.processor.add(request)
+        with self._between_steps:
+            self.scheduler.add(request)
+            self.processor.add(request)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its memory at once; False when it isn't here (any more).  It gives no further output."""
-        self.processor.discard(request_id)
-        return self.scheduler.abort(request_id)
+        with self._between_steps:
+            self.processor.discard(request_id)
+            return self.scheduler.abort(request_id)
+
+    def reset(self) -> None:
+        """Drop every request, and the step that is under way: after whatever went wrong, the memory is home and the next may come."""
+        self.scheduler.drop_in_flight()
+        for request_id in self.scheduler.request_ids():
+            self.abort(request_id)
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
     def step(self) -> list[RequestOutput]:
-        """Advance every running request: schedule, run, commit, and turn tokens into text.  Returns what is new, per request."""
-        clock = time.perf_counter()
-        plan = self.scheduler.schedule()
-        clock = self._lap("schedule", clock)
-        try:
+        """Advance every running request: schedule, run, commit, and turn tokens into text.  Returns what is new, per request.
+
+        An exception from here (an interrupt) leaves the step half done: `reset` before the next.
+        """
+        with self._between_steps:
+            clock = time.perf_counter()
+            plan = self.scheduler.schedule()
+            clock = self._lap("schedule", clock)
             result = self._execute(plan)
-        except BaseException:  # an interrupt: the step never happened, and the next plan hands everything out again
-            self.scheduler.drop(plan)
-            raise
-        clock = self._lap("run", clock)
-        updates = self.scheduler.commit(plan, result)
-        clock = self._lap("commit", clock)
-        outputs, stops = self.processor.process(updates)
-        for stop in stops:
-            self.scheduler.finish(stop.seq_id, "stop", stop.stop)
-        self._lap("text", clock)
-        return outputs
+            clock = self._lap("run", clock)
+            updates = self.scheduler.commit(plan, result)
+            clock = self._lap("commit", clock)
+            outputs, stops = self.processor.process(updates)
+            for stop in stops:
+                self.scheduler.finish(stop.seq_id, "stop", stop.stop)
+            self._lap("text", clock)
+            return outputs
 
     def _execute(self, plan: StepPlan) -> StepResult:
         """Run the plan; where it fails, run its halves, so that only a sequence that fails alone ends with an error.
@@ -63,6 +79,7 @@ class Engine:
             return self.runner.execute(plan)
         except Exception as error:  # whatever the machine raises is a state of the requests in this plan, never of the process
             if len(plan.chunks) <= 1:
+                logger.exception("a step failed for one sequence alone; its request ends with this error")
                 reason = f"{type(error).__name__}: {error}"
                 return StepResult({}, 0.0, failed={chunk.seq_id: reason for chunk in plan.chunks})
         middle = len(plan.chunks) // 2
@@ -77,11 +94,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts and shares at this moment; cumulative counters start with the engine."""
-        return self.scheduler.stats()
+        with self._between_steps:
+            return self.scheduler.stats()
 
     def check(self) -> None:
         """Raise InvariantError unless every law of the memory holds at this moment."""
-        self.scheduler.check()
+        with self._between_steps:
+            self.scheduler.check()
 
     def close(self) -> None:
         """Let go of the runner, and with it of weights, workspaces and the arena.  Counts stay readable."""

@@ -2,7 +2,8 @@
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ PromptInput = str | Sequence[int] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What bounds a request.
+    """What bounds a request of a paged pool.
 
     usable_tokens: the most one sequence may hold in the pool; pool: how it was sized, for messages.
     """
@@ -28,13 +29,26 @@ class EngineLimits:
     eos_token_ids: tuple[int, ...]
     pool: str
 
+    def max_tokens_that_fit(self, prompt_len: int) -> int:
+        """New tokens that the pool can hold behind such a prompt; 0 when the prompt alone doesn't fit.
+
+        The last token is answered and never read again, so it takes no place.
+        """
+        return max(0, self.usable_tokens - prompt_len + 1)
+
 
 class InputProcessor:
-    """Makes requests of one engine.  Holds the counters that a request draws from: arrival, id, and seed."""
+    """Makes requests of one engine.  Holds the counters that a request draws from: arrival, id, and seed.
 
-    def __init__(self, tokenizer: Tokenizer, limits: EngineLimits, seed: int) -> None:
+    max_tokens_that_fit: as of `EngineLimits`, for a memory that isn't paged.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: EngineLimits, seed: int, max_tokens_that_fit: Callable[[int], int] | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
+        self._max_tokens_that_fit = max_tokens_that_fit or limits.max_tokens_that_fit
         self._seeds = random.Random(seed)
         self._arrivals = itertools.count()
 
@@ -49,15 +63,17 @@ class InputProcessor:
         checked = []
         for index, (prompt, one, extra) in enumerate(zip(prompts, params, options, strict=True)):
             try:
-                checked.append((*self._tokens(prompt), one, extra))
-                self._check(checked[-1][1], one)
+                text, ids = self._tokens(prompt)
+                self._check(ids, one)
+                _check_options(extra)
             except InvalidRequestError as error:
                 raise InvalidRequestError(error.detail, index=index) from error
+            checked.append((text, ids, one, extra))
         return [self._build(text, ids, one, dict(extra)) for text, ids, one, extra in checked]
 
     def _build(self, text: str | None, ids: tuple[int, ...], params: SamplingParams, options: dict[str, Any]) -> Request:
         arrival = next(self._arrivals)
-        options.setdefault("request_id", f"request-{arrival}")
+        options.setdefault("request_id", uuid.uuid4().hex)
         eos = () if params.ignore_eos else self.limits.eos_token_ids
         return Request(
             prompt_token_ids=ids,
@@ -86,6 +102,7 @@ class InputProcessor:
         if ids is None:
             if text is None:
                 raise InvalidRequestError("the prompt is neither text nor a list of token ids")
+            self._check_text(text)
             ids = self.tokenizer.encode(text)
             if not ids:
                 raise InvalidRequestError("the prompt is empty, and this model has no token that begins a text; send at least one")
@@ -116,27 +133,51 @@ class InputProcessor:
                 f"the prompt has {length} tokens and leaves no room for an answer: max_model_len is {limits.max_model_len};"
                 " shorten it or raise max_model_len"
             )
-        if length > limits.usable_tokens:
+        fitting = self._max_tokens_that_fit(length)
+        if not fitting:
             raise InvalidRequestError(
                 f"the prompt has {length} tokens, and the KV cache holds {limits.usable_tokens} in all ({limits.pool}); shorten it,"
                 " or raise num_blocks or kv_cache_memory_bytes"
             )
-        if not params.max_tokens_given or params.max_tokens is None:
-            return
-        if length + params.max_tokens > limits.max_model_len:
+        if params.max_tokens_given and params.max_tokens is not None:
+            self._check_length(length, int(params.max_tokens), fitting)
+        if params.min_tokens > (most := self._max_tokens(length, params)):
+            raise InvalidRequestError(f"min_tokens={params.min_tokens} can't be reached: at most {most} tokens fit behind this prompt")
+
+    def _check_length(self, length: int, max_tokens: int, fitting: int) -> None:
+        limits = self.limits
+        if length + max_tokens > limits.max_model_len:
             raise InvalidRequestError(
-                f"the prompt has {length} tokens and max_tokens={int(params.max_tokens)} asks for as many more, together"
-                f" {length + params.max_tokens}: max_model_len is {limits.max_model_len}; lower max_tokens to at most"
+                f"the prompt has {length} tokens and max_tokens={max_tokens} asks for as many more, together"
+                f" {length + max_tokens}: max_model_len is {limits.max_model_len}; lower max_tokens to at most"
                 f" {limits.max_model_len - length} or raise max_model_len"
             )
-        # The last token is answered and never read again, so it takes no place in the cache.
-        if length + params.max_tokens - 1 > limits.usable_tokens:
+        if max_tokens > fitting:
             raise InvalidRequestError(
-                f"the prompt has {length} tokens and max_tokens={int(params.max_tokens)}, and the KV cache holds"
-                f" {limits.usable_tokens} in all ({limits.pool}); lower max_tokens to at most"
-                f" {limits.usable_tokens - length + 1}, or raise num_blocks or kv_cache_memory_bytes"
+                f"the prompt has {length} tokens and max_tokens={max_tokens}, and the KV cache holds"
+                f" {limits.usable_tokens} in all ({limits.pool}); lower max_tokens to at most {fitting},"
+                " or raise num_blocks or kv_cache_memory_bytes"
+            )
+
+    def _check_text(self, text: str) -> None:
+        """Refuse what can't fit by its length alone, before the work of splitting it."""
+        longest = self.tokenizer.longest_token_bytes
+        if len(text) > self.limits.max_model_len * longest:
+            raise InvalidRequestError(
+                f"the prompt has {len(text)} characters, more than max_model_len={self.limits.max_model_len} tokens can hold"
+                f" (the longest token has {longest} bytes); shorten it"
             )
 
     def _max_tokens(self, length: int, params: SamplingParams) -> int:
-        room = min(self.limits.max_model_len - length, self.limits.usable_tokens - length + 1)
+        room = min(self.limits.max_model_len - length, self._max_tokens_that_fit(length))
         return room if params.max_tokens is None else min(int(params.max_tokens), room)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """What a caller may add to a prompt.  Raises InvalidRequestError."""
+    for name, value in options.items():
+        if name == "priority":
+            if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+                raise InvalidRequestError(f"priority={value!r} must be a whole number of 64 bits")
+        elif not isinstance(value, str) or (name == "request_id" and not value):
+            raise InvalidRequestError(f"{name}={value!r} must be text{' of at least one character' if name == 'request_id' else ''}")

@@ -71,7 +71,16 @@ class Outputs(msgspec.Struct, tag=True):
 ToEngine = Start | Add | Abort | Ask
 ToFront = Ready | Failed | Stats | Outputs
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _plain(value: Any) -> Any:
+    """Numbers of a class of their own (numpy's, a default that remembers being one) as what they are."""
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a {type(value).__name__} can't be sent to the engine process")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decode_to_engine = msgspec.msgpack.Decoder(ToEngine)
 _decode_to_front = msgspec.msgpack.Decoder(ToFront)
 

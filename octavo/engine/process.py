@@ -4,10 +4,12 @@ Started by `octavo.engine.client` as `python -m octavo.engine.process FD`, with 
 It ends when the front's end of the pair closes, so it never outlives its front.
 """
 
+import logging
 import select
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 from octavo.core.errors import OctavoError
 from octavo.engine.build import build_engine
@@ -28,6 +30,8 @@ from octavo.engine.messages import (
     pack,
     unpack_for_engine,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class FrontGoneError(Exception):
@@ -76,8 +80,9 @@ def serve(mailbox: Mailbox) -> None:
         raise OctavoError(f"the first message must be Start, not {type(start).__name__}")
     try:
         built = build_engine(EngineConfig(**start.config))
-    except OctavoError as error:
-        mailbox.send(Failed(type(error).__name__, str(error)))
+    except Exception as error:  # told to whoever waits for this engine, who then knows the cause
+        cause = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+        mailbox.send(Failed(type(error).__name__, cause))
         return
     mailbox.send(Ready(built.limits, built.plan))
     engine = built.engine
@@ -86,8 +91,22 @@ def serve(mailbox: Mailbox) -> None:
     while True:
         for message in mailbox.receive(wait=not engine.has_work):
             _handle(engine, mailbox, message)
-        if engine.has_work and (outputs := engine.step()):
-            mailbox.send(Outputs(outputs))
+        if engine.has_work:
+            _step(engine, mailbox)
+
+
+def _step(engine: Engine, mailbox: Mailbox) -> None:
+    """One step.  A fault of Octavo's own ends the requests that were in the engine, with its words, and not the process."""
+    try:
+        outputs = engine.step()
+    except Exception as error:
+        logger.exception("a step failed outside its requests; they end with this error, and the engine goes on")
+        for request_id in engine.scheduler.request_ids():
+            mailbox.send(Failed("OctavoError", f"the engine failed: {type(error).__name__}: {error}", request_id))
+        engine.reset()
+    else:
+        if outputs:  # the front knows the prompts
+            mailbox.send(Outputs([replace(output, prompt=None, prompt_token_ids=()) for output in outputs]))
 
 
 def _handle(engine: Engine, mailbox: Mailbox, message: ToEngine) -> None:

@@ -5,13 +5,19 @@ import torch
 from octavo.core.errors import ConfigError
 from octavo.kernels.availability import native_kernels
 from octavo.kernels.executor import Executor
-from octavo.kernels.native import NativeExecutor
+from octavo.kernels.native import NativeExecutor, available_paths
 from octavo.kernels.native_sampling import NativeSamplingOps
 from octavo.kernels.program import Program
 from octavo.kernels.reference_executor import ReferenceExecutor
 from octavo.kernels.reference_sampling import ReferenceSamplingOps
 from octavo.kernels.sampling_ops import SamplingOps
 from octavo.spec.memory import MemorySpec
+
+
+def check_kernels(kernels: str) -> None:
+    """Raise ConfigError for a path that this installation or machine doesn't have, before a model is read for it."""
+    if not _reference(kernels) and kernels != "auto" and kernels not in available_paths():
+        raise ConfigError(f"kernels={kernels!r} isn't one of this machine's: {', '.join(('auto', 'reference', *available_paths()))}")
 
 
 def make_executor(

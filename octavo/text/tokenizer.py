@@ -46,6 +46,11 @@ class Tokenizer:
         """How many tokens have an entry; a model's head may be wider."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Bytes of the longest token: no text of more characters than tokens times this can be split into so few."""
+        return max((len(self.token_bytes[token]) for token in self._backend.get_vocab(with_added_tokens=True).values()), default=1)
+
     def encode(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> list[int]:
         """The token ids of `text`.
 

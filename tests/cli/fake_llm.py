@@ -84,6 +84,10 @@ class FakeEngine:
     def add_request(self, request: Request) -> None:
         self.running[request.request_id] = [request, 0]
 
+    def reset(self) -> None:
+        for request_id in list(self.running):
+            self.abort(request_id)
+
     def abort(self, request_id: str) -> bool:
         self.aborted.append(request_id)
         return self.running.pop(request_id, None) is not None

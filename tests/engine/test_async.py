@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engine_models import start, tiny_llama
 
@@ -97,6 +98,67 @@ def test_refusals_reach_the_caller_and_the_engine_lives():
             await stream.aclose()
             await idle(llm)
             assert len((await collect(llm.generate([5], PARAMS)))[1]) == 20
+
+    asyncio.run(main())
+
+
+def test_default_parameters_and_numbers_of_numpy_cross_the_process():
+    async def main():
+        async with AsyncLLM(tiny_llama(), dtype="float32", threads=1, num_blocks=64) as llm:
+            assert len((await collect(llm.generate([5], SamplingParams(ignore_eos=True))))[1]) == 16
+            await collect(llm.generate([5], SamplingParams(temperature=np.float64(0.5), top_p=np.float32(0.9).item())))
+            await collect(llm.generate("Hi"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("options", [{"priority": 1.5}, {"priority": "a"}, {"request_id": 7}, {"request_id": ""}])
+def test_a_bad_option_is_refused_and_the_neighbours_live(options):
+    async def main():
+        async with make() as llm:
+            neighbour = asyncio.create_task(collect(llm.generate([5], PARAMS)))
+            with pytest.raises(InvalidRequestError):
+                await collect(llm.generate([6], PARAMS, **options))
+            assert len((await neighbour)[1]) == 20
+
+    asyncio.run(main())
+
+
+def test_an_id_may_come_again_and_never_gets_what_was_its_predecessors():
+    async def main():
+        async with make() as llm:
+            expected = await collect(llm.generate([9, 9], PARAMS))
+            for _ in range(30):
+                stream = llm.generate([5], LONG, request_id="again")
+                await anext(stream)
+                await stream.aclose()
+                assert await collect(llm.generate([9, 9], PARAMS, request_id="again")) == expected
+
+    asyncio.run(main())
+
+
+def test_two_first_uses_at_once_with_one_id():
+    async def main():
+        async with make() as llm:
+            both = [asyncio.create_task(collect(llm.generate([5], PARAMS, request_id="one"))) for _ in range(2)]
+            results = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 30)
+            assert sorted(isinstance(result, InvalidRequestError) for result in results) == [False, True]
+
+    asyncio.run(main())
+
+
+def test_abort_speaks_only_for_the_samples_that_still_run():
+    async def main():
+        async with make() as llm:
+            reasons = {0: [], 1: []}
+            params = SamplingParams(n=2, temperature=1.0, seed=4, max_tokens=1500, stop_token_ids=list(range(4, 30)), ignore_eos=True)
+            async for delta in llm.generate([5], params, request_id="mine"):
+                for output in delta.outputs:
+                    if output.finish_reason:
+                        reasons[output.index].append(output.finish_reason)
+                if any(reasons.values()) and not all(reasons.values()):
+                    await llm.abort("mine")
+            assert sorted(map(len, reasons.values())) == [1, 1]
 
     asyncio.run(main())
 

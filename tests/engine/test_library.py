@@ -168,6 +168,8 @@ def test_a_short_pool_starts_with_one_notice_and_refuses_what_can_never_fit(capl
         ({"max_model_len": 10**6}, ConfigError, "max_model_len=1000000"),
         ({"dtype": "float16"}, ConfigError, "dtype='float16'"),
         ({"kernels": "sse2"}, ConfigError, "kernels='sse2'"),
+        ({"gpu_memory_utilization": 0.9}, ConfigError, "did you mean 'memory_utilization'"),
+        ({"memory_utilization": "0.5"}, ConfigError, "must be a number"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_the_numbers(settings, error, words):
@@ -197,3 +199,73 @@ def test_stats_count_what_was_done():
         )
         assert stats.as_dict()["blocks_total"] == 256
         assert set(llm.engine.step_seconds()) >= {"schedule", "linear", "attention", "sampling", "commit", "text", "rest"}
+
+
+@pytest.mark.parametrize("params", [7, "greedy", [7], {"n": 1}])
+def test_params_of_another_kind_are_refused(llm, params):
+    with pytest.raises(InvalidRequestError):
+        llm.generate([[4]], params)
+
+
+@pytest.mark.parametrize("priority", [1.5, "a", [0, "a"], True, 2**63])
+def test_a_priority_of_another_kind_is_refused_and_nothing_is_queued(llm, priority):
+    with pytest.raises(InvalidRequestError):
+        llm.generate([[4], [5]], GREEDY, priority=priority)
+    assert not llm.engine.has_work
+    assert len(llm.generate([[4], [5]], GREEDY, priority=[2, 1], use_tqdm=False)) == 2
+
+
+def test_bad_words_never_come(llm):
+    plain = llm.generate([[7, 8]], GREEDY, use_tqdm=False)[0].outputs[0]
+    word = next(token for token in plain.token_ids if 36 <= token < 120)  # one printable byte
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, bad_words=[llm.tokenizer.decode([word])])
+    assert word not in llm.generate([[7, 8]], params, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_min_tokens_that_cannot_be_reached_is_refused(llm):
+    with pytest.raises(InvalidRequestError, match="min_tokens=5000"):
+        llm.generate([[4]], SamplingParams(min_tokens=5000, max_tokens=None))
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_split(llm):
+    with pytest.raises(InvalidRequestError, match="3000000 characters"):
+        llm.generate("a" * 3_000_000, GREEDY)
+
+
+@pytest.mark.parametrize("reserve", ["max", "pow2", "oracle"])
+def test_a_reserved_pool_caps_and_refuses_by_its_own_measure(reserve):
+    with start(kv_layout="reserved", reserve=reserve, num_blocks=24, max_model_len=256) as llm:
+        open_ended = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+        output = llm.generate([[4] * 10], open_ended, use_tqdm=False)[0].outputs[0]
+        assert output.finish_reason == "length"
+        assert 1 < len(output.token_ids) <= 246
+        assert llm.stats().blocks_free == 24
+
+
+def test_chat_names_the_conversation_that_is_wrong(llm):
+    good = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(InvalidRequestError, match="prompt 1"):
+        llm.chat([good, [{"role": "user", "content": 3}]], GREEDY)
+
+
+def test_stats_and_check_may_be_asked_while_another_thread_generates(llm):
+    import threading
+
+    done = threading.Event()
+    faults = []
+
+    def ask():
+        while not done.is_set():
+            try:
+                llm.stats()
+                llm.check()
+            except Exception as error:
+                faults.append(error)
+                return
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    llm.generate([[5 + i] * 30 for i in range(20)], GREEDY, use_tqdm=False)
+    done.set()
+    asker.join()
+    assert not faults

@@ -7,10 +7,11 @@ from typing import Any
 from octavo.cli.bench import metrics
 from octavo.cli.bench.metrics import Metrics, Timing
 from octavo.cli.bench.workload import WARM_UP, Job, Workload
-from octavo.cli.stream import make_requests, steps
+from octavo.cli.stream import make_requests
 from octavo.core.errors import OctavoError
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
+from octavo.engine.stepping import steps
 
 Clock = Callable[[], float]
 
@@ -40,7 +41,7 @@ class Driver:
         sent = self._clock()
         timings = {request.request_id: Timing(sent) for request in requests}
         tokens: dict[str, list[int]] = {request_id: [] for request_id in timings}
-        for outputs in steps(self._llm, requests):
+        for outputs in steps(self._llm.engine, requests):
             now = self._clock()
             for output in outputs:
                 _note(timings[output.request_id], tokens[output.request_id], output, now)
