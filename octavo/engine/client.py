@@ -129,7 +129,7 @@ class EngineClient:
                 self._write(Abort(name))
 
     async def abort(self, request_id: str) -> bool:
-        """End a request from outside: the last delta of its stream says "abort" for the samples still open.  False: it isn't running."""
+        """End a request from outside: the last delta of its stream says "abort" for the samples still open.  False: there is none."""
         name = self._by_id.get(request_id)
         if name is None:
             return False
