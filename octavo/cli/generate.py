@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from octavo.cli.flags import add_flags, given
 from octavo.cli.prompts import add_prompt_flags, read_prompts
+from octavo.core.errors import InvalidRequestError
 from octavo.core.outputs import RequestOutput
 from octavo.core.params import SamplingParams
 from octavo.engine.config import EngineConfig
@@ -34,7 +35,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Everything that can be wrong with the command is found before the model is loaded."""
     params = SamplingParams(**given(arguments, SamplingParams))
-    prompts: Sequence[Any] = read_prompts(arguments)
+    prompts: Sequence[Any] = read_prompts(arguments, chat=arguments.chat)
 
     from octavo.llm import LLM
 
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             print(llm.memory_plan, file=sys.stderr)
         if arguments.chat:
-            prompts = [llm.tokenizer.encode_chat(messages(prompt, arguments.system)) for prompt in prompts]
+            prompts = encode_chats(llm.tokenizer, [messages(prompt, arguments.system) for prompt in prompts])
         return answer(llm, prompts, params, arguments, sys.stdout, sys.stderr)
 
 
@@ -51,6 +52,17 @@ def messages(prompt: Any, system: str | None) -> list[dict[str, str]]:
     text = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
+
+
+def encode_chats(tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
+    """Each conversation's token ids.  Raises InvalidRequestError naming the index of one that the model's template refuses."""
+    encoded = []
+    for index, conversation in enumerate(conversations):
+        try:
+            encoded.append(tokenizer.encode_chat(conversation))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(error.detail, index=index) from error
+    return encoded
 
 
 def answer(llm: Any, prompts: Sequence[Any], params: SamplingParams, arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:

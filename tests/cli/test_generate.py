@@ -13,6 +13,7 @@ import pytest
 from fake_llm import FakeLLM
 
 from octavo.cli.main import main
+from octavo.core.errors import InvalidRequestError
 
 
 def test_one_prompt_prints_its_text_alone(fake_library: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +52,30 @@ def test_chat_sends_messages(fake_library: type[FakeLLM], capsys: pytest.Capture
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hello"},
     ]
+
+
+@pytest.mark.parametrize("line", ['{"prompt_token_ids": [4, 5]}', '{"prompt": "x", "prompt_token_ids": [4]}', '{"prompt": 5}'])
+def test_a_chat_needs_text_and_says_so_before_the_model_is_loaded(
+    fake_library: type[FakeLLM], capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "hello"}\n' + line + "\n")
+    before = len(fake_library.instances)
+    assert main(["generate", "fake", "-q", "--chat", "-f", str(tmp_path / "p.jsonl")]) == 1
+    assert "p.jsonl, line 2: --chat sends messages" in capsys.readouterr().err
+    assert len(fake_library.instances) == before
+
+
+def test_a_conversation_that_the_template_refuses_is_named_by_its_index(
+    fake_library: type[FakeLLM], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, conversation: list[dict[str, str]]) -> list[int]:
+        if conversation[-1]["content"] == "y":
+            raise InvalidRequestError("the model's chat template refuses these messages: no y")
+        return [1]
+
+    monkeypatch.setattr("fake_llm.FakeTokenizer.encode_chat", refuse)
+    assert main(["generate", "fake", "-q", "--chat", "-p", "x", "-p", "y"]) == 1
+    assert capsys.readouterr().err == "octavo: prompt 1: the model's chat template refuses these messages: no y\n"
 
 
 @pytest.mark.parametrize(
