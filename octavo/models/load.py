@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -20,9 +20,8 @@ from octavo.models.safetensors_weights import SafetensorsWeights
 from octavo.models.weights import WeightSource
 from octavo.spec.host import read_host_memory
 from octavo.spec.memory import AttentionLayerSpec
-from octavo.spec.model import ModelConfig
+from octavo.spec.model import LoadFormat, ModelConfig
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 __all__ = ["LoadedModel", "choose_dtype", "load_config", "load_model", "tokenizer_source"]
@@ -71,8 +70,8 @@ def load_model(
     Raises ModelLoadError or UnsupportedModelError for the files, naming file and field; ConfigError for a setting;
     CapacityError when the weights can't fit into this machine's memory.  All but damaged contents is found before memory is taken.
     """
-    if load_format not in LOAD_FORMATS:
-        raise ConfigError(f"load_format={load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
+    if load_format not in get_args(LoadFormat):
+        raise ConfigError(f"load_format={load_format!r} is not one of {', '.join(get_args(LoadFormat))}")
     compute = choose_dtype(dtype)
     checkpoint = read_checkpoint(model, revision=revision)
     config = checkpoint.config

@@ -9,6 +9,7 @@ from octavo.spec.memory import AttentionLayerSpec
 from octavo.spec.rope import RopeConfig
 
 Activation = Literal["none", "relu", "silu", "gelu", "gelu_tanh"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
 # Far above any model, and small enough that no product of two overflows or takes the machine's memory by surprise.
 LIMITS = {

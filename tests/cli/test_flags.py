@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -11,6 +11,7 @@ from octavo.cli.flags import add_flags, field_texts, given
 from octavo.cli.main import build_parser
 from octavo.core.params import SamplingParams
 from octavo.engine.config import EngineConfig
+from octavo.spec.model import LoadFormat
 
 
 @dataclasses.dataclass
@@ -101,3 +102,11 @@ def test_every_setting_has_its_flag(command: str) -> None:
     missing = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}
     help_text = next(iter(build_parser()._subparsers._group_actions)).choices[command].format_help()  # type: ignore[union-attr]
     assert {name for name in missing if "--" + name.replace("_", "-") not in help_text} == set()
+
+
+@pytest.mark.parametrize("load_format", get_args(LoadFormat))
+def test_every_load_format_is_a_setting(load_format: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, EngineConfig, title="engine", skip={"model"})
+    namespace = parser.parse_args(["--load-format", load_format])
+    assert EngineConfig(model="m", **given(namespace, EngineConfig)).load_format == load_format
