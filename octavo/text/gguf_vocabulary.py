@@ -58,15 +58,15 @@ class _GGUFVocabulary:
         bos, eos = self._id("bos_token_id"), self._id("eos_token_id")
         surround(
             backend,
-            bos=bos if self._get("add_bos_token", adds_bos) else None,
-            eos=eos if self._get("add_eos_token", False) else None,
+            bos=bos if self._flag("add_bos_token", adds_bos) else None,
+            eos=eos if self._flag("add_eos_token", False) else None,
         )
         named = {name: self._tokens[token] for name, key in _IDS.items() if (token := self._id(key)) is not None}
         return Tokenizer(
             backend,
             bos_token_id=bos,
             eos_token_ids=self._ends(),
-            chat_template=self._metadata.get("tokenizer.chat_template"),
+            chat_template=self._chat_template(),
             named_tokens=named,
         )
 
@@ -82,7 +82,7 @@ class _GGUFVocabulary:
         cutting = cutting_named(name)
         merges = self._list("merges", str)
         backend = byte_level(self._vocab(), merges, "tokenizer.ggml.merges", whole_words=cutting.whole_words)
-        backend.pre_tokenizer = cutting.pre_tokenizer(add_space_prefix=self._get("add_space_prefix", False))
+        backend.pre_tokenizer = cutting.pre_tokenizer(add_space_prefix=self._flag("add_space_prefix", False))
         if (normalizer := cutting.normalizer()) is not None:
             backend.normalizer = normalizer
         return backend, cutting.adds_bos
@@ -101,7 +101,7 @@ class _GGUFVocabulary:
             self._vocab(),
             mergeable,
             unk=self._tokens[0 if unknown is None else unknown],
-            add_space_prefix=self._get("add_space_prefix", True),
+            add_space_prefix=self._flag("add_space_prefix", True),
         )
         return backend, True
 
@@ -117,10 +117,24 @@ class _GGUFVocabulary:
         return [token for token in [*named, *map(controls.get, _TURN_ENDS)] if token is not None]
 
     def _id(self, key: str) -> int | None:
-        token: int | None = self._get(key)
-        if token is not None and not 0 <= token < len(self._tokens):
-            raise ModelLoadError(f"tokenizer.ggml.{key}={token} isn't among the {len(self._tokens)} tokens of the file")
+        token = self._get(key)
+        if token is None:
+            return None
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < len(self._tokens):
+            raise ModelLoadError(f"tokenizer.ggml.{key}={token!r} isn't among the {len(self._tokens)} tokens of the file")
         return token
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise ModelLoadError(f"tokenizer.ggml.{key} is {value!r}; it must be true or false")
+        return value
+
+    def _chat_template(self) -> str | None:
+        template = self._metadata.get("tokenizer.chat_template")
+        if template is not None and not isinstance(template, str):
+            raise ModelLoadError(f"tokenizer.chat_template is {repr(template)[:80]}; it must be a text")
+        return template
 
     def _get(self, key: str, default: Any = None) -> Any:
         return self._metadata.get(f"tokenizer.ggml.{key}", default)

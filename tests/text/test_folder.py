@@ -163,3 +163,58 @@ def test_a_decoder_that_is_no_concatenation_is_refused(tmp_path):
     backend.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UnsupportedModelError, match="decoder is WordPiece"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "fields"),
+    [
+        ("tokenizer_config", {"bos_token": 5}),
+        ("tokenizer_config", {"eos_token": {"text": "<|end|>"}}),
+        ("special_tokens_map", {"unk_token": ["x"]}),
+        ("tokenizer_config", {"add_bos_token": "yes"}),
+        ("tokenizer_config", {"chat_template": 3}),
+        ("tokenizer_config", {"chat_template": ["{{ messages }}"]}),
+        ("tokenizer_config", {"chat_template": [{"name": "default"}]}),
+        ("chat_template", {"chat_template": {"default": "x"}}),
+        ("generation_config", {"eos_token_id": ["2"]}),
+        ("config", {"eos_token_id": True}),
+        ("config", {"eos_token_id": -1}),
+    ],
+)
+def test_a_field_of_another_type_is_named(tmp_path, file, fields):
+    (name,) = fields
+    with pytest.raises(ModelLoadError, match=rf"{file}\.json: {name} is .*; it must be"):
+        load_tokenizer(write(tokenizer_json(tmp_path), **{f"{file}_json": fields}))
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("tokenizer_config", {"added_tokens_decoder": {"x": {"content": "<|a|>"}}}, "added_tokens_decoder is"),
+        ("tokenizer_config", {"added_tokens_decoder": {"3": "<|a|>"}}, "added_tokens_decoder is"),
+        ("tokenizer_config", {"added_tokens_decoder": ["<|a|>"]}, "added_tokens_decoder is"),
+        ("tokenizer_config", {"add_prefix_space": 1}, "add_prefix_space is 1"),
+        ("added_tokens", {"<|a|>": "3"}, r"<\|a\|> is '3'"),
+        ("vocab", {"a": None}, "a is None; it must be a token id"),
+    ],
+)
+def test_a_wrong_field_beside_merges_is_named(tmp_path, file, fields, message):
+    vocab, merges = vocab_and_merges()
+    write(tmp_path, vocab_json=vocab, merges_txt="\n".join(merges))
+    with pytest.raises(ModelLoadError, match=rf"{file}\.json: {message}"):
+        load_tokenizer(write(tmp_path, **{f"{file}_json": fields}))
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "chat_template.jinja", "tokenizer_config.json"])
+def test_a_file_that_is_not_utf8_is_named(tmp_path, name):
+    vocab, merges = vocab_and_merges()
+    write(tmp_path, vocab_json=vocab, merges_txt="\n".join(merges))
+    (tmp_path / name).write_bytes(b"ab \xff")
+    with pytest.raises(ModelLoadError, match=rf"{name}: not UTF-8 text: byte 3 is 0xff"):
+        load_tokenizer(tmp_path)
+
+
+def test_json_nested_beyond_every_stack_is_named(tmp_path):
+    write(tokenizer_json(tmp_path), tokenizer_config_json="[" * 100_000)
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: not valid JSON"):
+        load_tokenizer(tmp_path)

@@ -118,6 +118,11 @@ def test_a_missing_pre_tokenizer_is_warned_of_and_an_unknown_one_refused():
         ({"model": None}, "tokenizer.ggml.model"),
         ({"token_type": [1, 2]}, "token_type has 2 entries"),
         ({"eos_token_id": 99999}, "eos_token_id=99999"),
+        ({"eos_token_id": "2"}, "eos_token_id='2'"),
+        ({"bos_token_id": 1.5}, "bos_token_id=1.5"),
+        ({"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
+        ({"add_space_prefix": 3}, "add_space_prefix is 3"),
+        ({"pre": ["gpt-2"]}, "tokenizer.ggml.pre="),
         ({"merges": ["not there"]}, "merges don't fit the vocabulary"),
         ({"merges": ["alone"]}, "merges: the entry 'alone'"),
         ({"merges": "x"}, "merges isn't a list"),
@@ -140,3 +145,9 @@ def test_loading_takes_metadata_as_it_is():
     metadata = byte_level_metadata()
     load_tokenizer(metadata)
     assert metadata == byte_level_metadata()
+
+
+@pytest.mark.parametrize("template", [3, ["{{ messages }}"]])
+def test_a_chat_template_that_is_no_text_is_named(template):
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.chat_template is .*; it must be a text"):
+        load_tokenizer({**byte_level_metadata(), "tokenizer.chat_template": template})
