@@ -5,7 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.defaults import DEFAULT_NAMESPACE
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -14,20 +15,37 @@ from octavo.core.errors import InvalidRequestError, ModelLoadError
 
 Message = Mapping[str, Any]
 
+# What a template may call or always gets, and no caller gives.
+_OUR_NAMES = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", *DEFAULT_NAMESPACE)
+
 
 class ChatTemplate:
     """A compiled chat template.
 
     It sees what templates on the Hugging Face hub expect: `messages`, `add_generation_prompt`, `tools`, `documents`, special tokens by
     name (`bos_token`, ...), `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, the `generation` tag.
+    reads: the names of all variables that it looks up.
     Raises ModelLoadError when `source` isn't a Jinja template.
     """
 
     def __init__(self, source: str) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            tree = environment.parse(source)
+            self.reads = frozenset(meta.find_undeclared_variables(tree))
+            self._template = environment.from_string(tree)
+        except RecursionError as error:
+            raise ModelLoadError("chat_template: is nested too deeply") from error
         except TemplateSyntaxError as error:
             raise ModelLoadError(f"chat_template: line {error.lineno} is no valid Jinja: {error.message}") from error
+
+    def refuse_unread(self, variables: Mapping[str, Any]) -> None:
+        """Raise InvalidRequestError for a variable that the template never reads: it may be misspelled.  None is no value."""
+        unread = sorted(name for name, value in variables.items() if value is not None and name not in self.reads)
+        if unread:
+            raise InvalidRequestError(
+                f"the chat template never reads {', '.join(unread)}; it reads {', '.join(sorted(self.reads - set(_OUR_NAMES)))}"
+            )
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, **variables: Any) -> str:
         """The text of `messages`.  InvalidRequestError: a message is malformed, or the template refuses the conversation."""

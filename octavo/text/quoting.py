@@ -1,7 +1,8 @@
 """Keeping the spelling of special tokens in a user's words from becoming those tokens.
 
 A template mixes its own markers with the users' words, and in the text that it renders they look the same.  So before rendering, each
-special token's spelling in a message is swapped for a placeholder; afterwards whatever marker is in the text is the template's.
+special token's spelling in what the caller gives (messages, tools, other variables) is swapped for a placeholder; afterwards whatever
+marker is in the text is the template's.
 """
 
 import re
@@ -14,10 +15,10 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 
 @dataclass(frozen=True)
 class Quoted:
-    """Messages with placeholders, and the spelling that each stands for.  `mark` begins and ends a placeholder."""
+    """A value with placeholders, and the spelling that each stands for.  `mark` begins and ends a placeholder."""
 
     spellings: list[str]
-    messages: Sequence[Mapping[str, Any]]
+    value: Any
     mark: str = ""
 
     def restore(self, text: str) -> str:
@@ -25,11 +26,14 @@ class Quoted:
         return re.sub(f"{self.mark}([0-9]+){self.mark}", lambda match: self.spellings[int(match[1])], text)
 
 
-def quote(messages: Sequence[Mapping[str, Any]], specials: Sequence[str]) -> Quoted:
-    """Swap every spelling of `specials` in the strings of `messages` for a placeholder; the argument stays as it is."""
-    texts = list(_strings(messages))
+def quote(value: Any, specials: Sequence[str]) -> Quoted:
+    """Swap every spelling of `specials` in the strings of `value` (lists and mappings, keys too) for a placeholder.
+
+    The argument stays as it is.
+    """
+    texts = list(_strings(value))
     if not any(special in text for special in specials for text in texts):
-        return Quoted([], messages)
+        return Quoted([], value)
     mark = next(chr(code) for code in _PRIVATE_USE if not any(chr(code) in text for text in texts))
     finder = _any_of(specials)
     spellings: list[str] = []
@@ -38,7 +42,7 @@ def quote(messages: Sequence[Mapping[str, Any]], specials: Sequence[str]) -> Quo
         spellings.append(match[0])
         return f"{mark}{len(spellings) - 1}{mark}"
 
-    return Quoted(spellings, _mapped(messages, lambda text: finder.sub(placeholder, text)), mark)
+    return Quoted(spellings, _mapped(value, lambda text: finder.sub(placeholder, text)), mark)
 
 
 def split_at_specials(text: str, specials: Mapping[int, Any]) -> Iterator[str | int]:
@@ -71,7 +75,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
+        for key, item in value.items():
+            yield from _strings(key)
             yield from _strings(item)
     elif isinstance(value, list | tuple):
         for item in value:
@@ -82,7 +87,7 @@ def _mapped(value: Any, change: Any) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_mapped(item, change) for item in value]
     return value

@@ -87,9 +87,10 @@ class Tokenizer:
 
         messages: mappings with a "role" and a "content" (a string, or a list of text parts).  `variables` reach the template.
         The result brings its own special tokens: encode it with `add_special_tokens=False`.
-        Raises InvalidRequestError: no template, a malformed message, or the template's refusal.
+        Raises InvalidRequestError: no template, a malformed message, a variable that the template never reads, or its refusal.
         """
         template = self._template if chat_template is None else ChatTemplate(chat_template)
+        template.refuse_unread(variables)
         values = {**self._named_tokens, **variables}
         return _mended(template.render(messages, add_generation_prompt=add_generation_prompt, **values))
 
@@ -104,11 +105,13 @@ class Tokenizer:
     ) -> list[int]:
         """The token ids of a chat.  Parameters and errors as in `render_chat`.
 
-        parse_special: whether the spelling of a special token inside a message means that token.  By default it is just text, so that
-        nobody can end their own turn and speak as another role.
+        parse_special: whether the spelling of a special token inside a message or variable means that token.  By default it is just
+        text, so that nobody can end their own turn and speak as another role.
         """
-        quoted = Quoted([], messages) if parse_special else quote(messages, self._special_spellings)
-        text = self.render_chat(quoted.messages, add_generation_prompt, chat_template=chat_template, **variables)
+        given = (messages, variables)
+        quoted = Quoted([], given) if parse_special else quote(given, self._special_spellings)
+        quoted_messages, quoted_variables = quoted.value
+        text = self.render_chat(quoted_messages, add_generation_prompt, chat_template=chat_template, **quoted_variables)
         if not quoted.spellings:
             return self.encode(text, add_special_tokens=False)
         ids: list[int] = []
