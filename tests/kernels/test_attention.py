@@ -199,6 +199,19 @@ def test_a_team_splits_long_contexts_without_a_trace(path, kv_dtype, q_dtype, th
 
 
 @each_path
+@each_storage
+@pytest.mark.parametrize("window", [0, 20, 65])
+def test_a_neighbour_full_of_nan_does_not_matter(path, kv_dtype, q_dtype, window):
+    """Its rows come first, so its sums lie in the buffers when the other rows begin; with a window of 65 two neighbours begin apart."""
+    clean = Sequences([150, 141], 1, 24, kv_dtype)
+    dirty = Sequences([150, 141], 1, 24, kv_dtype, kv=clean.kv, unseen={0: (0, 150)})
+    q = normal(250, 3, 24, seed=6, dtype=q_dtype)
+    beside, alone = (m.attend(q, [0, 150, 250], [0, 41], path=path, window=window) for m in (dirty, clean))
+    assert beside[:150].isnan().all()
+    assert torch.equal(beside[150:], alone[150:])
+
+
+@each_path
 def test_the_order_of_sequences_and_rows_without_tokens_change_nothing(path):
     memory = Sequences([30, 70, 20], 1, 32, F32)
     q = normal(12, 2, 32, seed=8)
