@@ -202,7 +202,7 @@ def test_a_team_splits_long_contexts_without_a_trace(path, kv_dtype, q_dtype, th
 @each_storage
 @pytest.mark.parametrize("window", [0, 20, 65])
 def test_a_neighbour_full_of_nan_does_not_matter(path, kv_dtype, q_dtype, window):
-    """Its rows come first, so its sums lie in the buffers when the other rows begin; with a window of 65 two neighbours begin apart."""
+    """Its rows come first, so its sums lie in the buffers when the other rows begin; with a window of 65 rows begin apart."""
     clean = Sequences([150, 141], 1, 24, kv_dtype)
     dirty = Sequences([150, 141], 1, 24, kv_dtype, kv=clean.kv, unseen={0: (0, 150)})
     q = normal(250, 3, 24, seed=6, dtype=q_dtype)
