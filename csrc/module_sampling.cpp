@@ -20,7 +20,6 @@ using Address = uintptr_t;
 
 const float* row_at(Address address) { return reinterpret_cast<const float*>(address); }
 
-
 class Sampling {
  public:
   Sampling(const std::string& path, int threads) : kernels_(find_path(path)), threads_(threads), weights_(size_t(threads)) {}
@@ -31,11 +30,6 @@ class Sampling {
 #pragma omp parallel for num_threads(threads_) schedule(static) if (rows > 1)
     for (int i = 0; i < rows; i++) best[size_t(i)] = kernels_->argmax_row(row_at(logits) + int64_t(i) * n, n);
     return best;
-  }
-
-  double logsumexp(Address row, int n) const {
-    nb::gil_scoped_release release;
-    return kernels_->logsumexp_row(row_at(row), n);
   }
 
   // (log-probability, rank) of the token, then the ids and log-probabilities of the first k.
@@ -84,7 +78,6 @@ void bind_sampling(nb::module_& m) {
   nb::class_<Sampling>(m, "Sampling")
       .def(nb::init<const std::string&, int>(), "path"_a, "threads"_a)
       .def("argmax", &Sampling::argmax, "logits"_a, "rows"_a, "n"_a)
-      .def("logsumexp", &Sampling::logsumexp, "row"_a, "n"_a)
       .def("top_logprobs", &Sampling::top_logprobs, "row"_a, "n"_a, "k"_a, "token"_a)
       .def("draw", &Sampling::draw, "rows"_a, "n"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "u"_a);
 }

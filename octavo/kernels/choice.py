@@ -31,14 +31,18 @@ def make_executor(
     if _reference(kernels):
         return ReferenceExecutor(program, spec, arena, **sizes)
     try:
-        return NativeExecutor(program, spec, arena, **sizes, path=None if kernels == "auto" else kernels)
+        return NativeExecutor(program, spec, arena, **sizes, path=_path(kernels))
     except ConfigError as error:
         raise ConfigError(f"{error} (kernels={kernels!r}; kernels='reference' takes every model)") from error
 
 
 def make_sampling_ops(kernels: str, threads: int) -> SamplingOps:
-    """The sampler's operations from the same side as `make_executor`'s kernels."""
-    return ReferenceSamplingOps() if _reference(kernels) else NativeSamplingOps(threads)
+    """The sampler's operations of the same instruction path as `make_executor`'s kernels."""
+    return ReferenceSamplingOps() if _reference(kernels) else NativeSamplingOps(threads, _path(kernels))
+
+
+def _path(kernels: str) -> str | None:
+    return None if kernels == "auto" else kernels
 
 
 def _reference(kernels: str) -> bool:

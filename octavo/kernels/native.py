@@ -57,7 +57,7 @@ class NativeExecutor:
         path: str | None = None,
     ) -> None:
         module = _module()
-        self.name = _choose_path(module, path)
+        self.name = choose_path(module, path)
         if threads < 1:
             raise ConfigError(f"threads={threads} must be at least 1")
         _check_supported(program, memory_spec, arena)
@@ -123,7 +123,8 @@ def _module() -> ModuleType:
     return found.module
 
 
-def _choose_path(module: ModuleType, path: str | None) -> str:
+def choose_path(module: ModuleType, path: str | None) -> str:
+    """The name of an instruction path of `module`: that one, or the best for None.  Raises ConfigError for one that isn't here."""
     paths: list[str] = module.available_paths()
     if path is None:
         return paths[0]

@@ -3,12 +3,14 @@
 One row at a time in one thread (float64 inside), so the order of every sum is fixed by the vocabulary's size alone.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from octavo.core.params import GREEDY_BELOW
-from octavo.kernels.sampling_ops import NO_TOKEN, RowLogprobs
+from octavo.kernels.sampling_ops import NO_TOKEN, Draw, RowLogprobs
 
 Row = NDArray[np.float32]
 
@@ -23,9 +25,6 @@ class ReferenceSamplingOps:
         best[~np.isfinite(rows[np.arange(len(rows)), best])] = NO_TOKEN
         return torch.from_numpy(best)
 
-    def logsumexp_row(self, logits: torch.Tensor) -> float:
-        return _logsumexp(_numpy(logits))
-
     def top_logprobs_row(self, logits: torch.Tensor, k: int, token: int) -> RowLogprobs:
         row = _numpy(logits)
         normalizer = _logsumexp(row)
@@ -35,8 +34,11 @@ class ReferenceSamplingOps:
         chosen, *others = (row[[token, *top]].astype(np.float64) - normalizer).astype(np.float32).tolist()
         return RowLogprobs(chosen, rank, top.tolist(), others)
 
-    def draw_row(self, logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
-        row = _numpy(logits)
+    def draw_rows(self, rows: Sequence[torch.Tensor], draws: Sequence[Draw]) -> list[int]:
+        return [self._draw(_numpy(row), *draw) for row, draw in zip(rows, draws, strict=True)]
+
+    @staticmethod
+    def _draw(row: Row, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
         best = int(row.argmax())
         if not np.isfinite(row[best]):
             return NO_TOKEN

@@ -6,6 +6,7 @@ returns for a row depends on that row's values (and its own arguments) alone, bi
 Rows are contiguous float32 tensors; -inf marks a token that must not be chosen.  Nothing here mutates its arguments.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,6 +28,16 @@ class RowLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class Draw(NamedTuple):
+    """How one row is drawn from.  temperature, top_k, top_p, min_p: as in `core.params.SamplingParams`.  u: uniform, in [0, 1)."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    u: float
+
+
 class SamplingOps(Protocol):
     """Operations on logits.  See the module's docstring for dtypes and promises."""
 
@@ -37,10 +48,6 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def logsumexp_row(self, logits: torch.Tensor) -> float:
-        """log(sum(exp(logits))) of one row [vocab], summed in float64.  NaN when the row holds a NaN."""
-        ...
-
     def top_logprobs_row(self, logits: torch.Tensor, k: int, token: int) -> RowLogprobs:
         """The log-probability and rank of `token`, and the `k` >= 0 likeliest tokens of one row [vocab].
 
@@ -48,8 +55,8 @@ class SamplingOps(Protocol):
         """
         ...
 
-    def draw_row(self, logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, u: float) -> int:
-        """Draw one token of a row [vocab] (already masked, biased and penalised) with the uniform number `u` in [0, 1).
+    def draw_rows(self, rows: Sequence[torch.Tensor], draws: Sequence[Draw]) -> list[int]:
+        """Draw one token of each of `rows` (each [vocab], already masked, biased and penalised) as the draw at its place says.
 
         In this order: weights w = exp((logit - max) / temperature); min_p keeps w >= min_p * max(w); top_k keeps the k largest
         logits of those (0 or less: all); top_p keeps the shortest prefix, by falling logit, whose share of the weight left is at
@@ -57,6 +64,6 @@ class SamplingOps(Protocol):
         first.  Then the inverse CDF: the first kept token, in order of id, at which the running weight exceeds u times the total.
 
         A temperature below `core.params.GREEDY_BELOW` takes the largest logit.  A token of logit -inf, or whose weight is 0 in
-        float64, is never drawn.  Returns `NO_TOKEN` under the conditions of `argmax_rows`.
+        float64, is never drawn.  Gives `NO_TOKEN` under the conditions of `argmax_rows`.
         """
         ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from octavo.core.plan import Sample, SequenceStart, TokenLogprobs
-from octavo.kernels.sampling_ops import NO_TOKEN, SamplingOps
+from octavo.kernels.sampling_ops import NO_TOKEN, Draw, SamplingOps
 from octavo.sampling.constraints import Constraints
 from octavo.sampling.penalties import SeenTokens, has_penalties
 from octavo.sampling.philox import uniform
@@ -51,17 +51,15 @@ class Sampler:
         sequences = [self._sequences[seq_id] for seq_id in seq_ids]
         sampled = Sampled()
         # One pass over all rows: the choice of every plain greedy row, and the proof that the others hold numbers.
-        likeliest = self._ops.argmax_rows(logits).tolist()
-        for i, (seq_id, sequence) in enumerate(zip(seq_ids, sequences, strict=True)):
-            token = likeliest[i]
-            if token == NO_TOKEN:
+        likeliest: list[int] = self._ops.argmax_rows(logits).tolist()
+        for i, token in enumerate(self._choose(sequences, logits, likeliest)):
+            seq_id, sequence = seq_ids[i], sequences[i]
+            if likeliest[i] == NO_TOKEN:
                 sampled.failed[seq_id] = f"the model's logits for output token {len(sequence.output)} hold a NaN or no finite maximum"
                 continue
-            if not sequence.plain:
-                token = self._choose(sequence, logits[i], token)
-                if token == NO_TOKEN:
-                    sampled.failed[seq_id] = sequence.nothing_left()
-                    continue
+            if token == NO_TOKEN:
+                sampled.failed[seq_id] = sequence.nothing_left()
+                continue
             k = sequence.params.logprobs
             logprobs = None if k is None else self._logprobs(logits[i], token, k)
             sampled.samples[seq_id] = Sample(token, logprobs)
@@ -78,17 +76,26 @@ class Sampler:
         """
         return [self._logprobs(row, token, k) for row, token in zip(logits, targets, strict=True)]
 
-    def _choose(self, sequence: "_Sequence", row: torch.Tensor, likeliest: int) -> int:
-        """The token for a row that isn't plain greedy; `likeliest` is the raw row's argmax."""
-        params = sequence.params
-        if sequence.edits:
-            row = sequence.edited(row)
-            if params.greedy:
-                return int(self._ops.argmax_rows(row.unsqueeze(0))[0])
-        elif params.greedy:
-            return likeliest
-        u = uniform(sequence.seed, sequence.sample_index, len(sequence.output))
-        return self._ops.draw_row(row, params.temperature, params.top_k, params.top_p, params.min_p, u)
+    def _choose(self, sequences: "Sequence[_Sequence]", logits: torch.Tensor, likeliest: Sequence[int]) -> list[int]:
+        """Each row's token; `likeliest` are the raw rows' argmax.  NO_TOKEN where nothing can be chosen."""
+        tokens = list(likeliest)
+        drawing = []
+        for i, sequence in enumerate(sequences):
+            if sequence.plain or tokens[i] == NO_TOKEN:
+                continue
+            if not sequence.edits:
+                drawing.append(i)
+                continue
+            row = sequence.edited(logits[i])  # a copy, so these go one by one
+            if sequence.params.greedy:
+                tokens[i] = int(self._ops.argmax_rows(row.unsqueeze(0))[0])
+            else:
+                (tokens[i],) = self._ops.draw_rows([row], [sequence.next_draw()])
+        if drawing:
+            drawn = self._ops.draw_rows([logits[i] for i in drawing], [sequences[i].next_draw() for i in drawing])
+            for i, token in zip(drawing, drawn, strict=True):
+                tokens[i] = token
+        return tokens
 
     def _logprobs(self, row: torch.Tensor, token: int, k: int) -> TokenLogprobs:
         found = self._ops.top_logprobs_row(row, k, token)
@@ -130,6 +137,11 @@ class _Sequence:
         if self._seen is not None:
             self._seen.penalise(row, self.params)
         return row
+
+    def next_draw(self) -> Draw:
+        params = self.params
+        u = uniform(self.seed, self.sample_index, len(self.output))
+        return Draw(params.temperature, params.top_k, params.top_p, params.min_p, u)
 
     def nothing_left(self) -> str:
         return (

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from native_ops import PATHS
 
 from octavo.core.errors import ConfigError, InvariantError
+from octavo.kernels.choice import make_sampling_ops
+from octavo.kernels.native import available_paths
 from octavo.kernels.native_sampling import NativeSamplingOps
 from octavo.kernels.reference_sampling import ReferenceSamplingOps
-from octavo.kernels.sampling_ops import NO_TOKEN
+from octavo.kernels.sampling_ops import NO_TOKEN, Draw
 
 REFERENCE = ReferenceSamplingOps()
 OPS = {path: NativeSamplingOps(2, path) for path in PATHS}
@@ -21,6 +23,11 @@ JUST_BELOW_1 = 1 - 2**-53
 
 def row(*values):
     return torch.tensor(values, dtype=torch.float32)
+
+
+def draw(ops, logits, *how):
+    (token,) = ops.draw_rows([logits], [Draw(*how)])
+    return token
 
 
 # Few distinct values, so that ties are common; some masked; longer than a stretch of 64 now and then.
@@ -58,7 +65,6 @@ def test_argmax_takes_the_lowest_id_and_marks_unusable_rows(path):
 @given(ROWS, st.integers(0, 160), st.data())
 def test_logprobs_are_the_references(path, values, k, data):
     logits, token = row(*values), data.draw(st.integers(0, len(values) - 1))
-    assert OPS[path].logsumexp_row(logits) == pytest.approx(REFERENCE.logsumexp_row(logits), rel=1e-6, abs=1e-6)
     found, expected = OPS[path].top_logprobs_row(logits, k, token), REFERENCE.top_logprobs_row(logits, k, token)
     assert (found.rank, found.top_ids) == (expected.rank, expected.top_ids)
     assert found.top_logprobs == pytest.approx(expected.top_logprobs, rel=1e-6, abs=1e-6)
@@ -72,9 +78,6 @@ def test_logprobs_of_large_rows_are_the_references(path):
         found, expected = OPS[path].top_logprobs_row(logits, k, 4321), REFERENCE.top_logprobs_row(logits, k, 4321)
         assert (found.rank, found.top_ids) == (expected.rank, expected.top_ids)
         assert found.logprob == pytest.approx(expected.logprob, rel=3e-7)
-    assert OPS[path].logsumexp_row(row(-INF, -INF)) == -INF
-    assert OPS[path].logsumexp_row(row(0, INF)) == INF
-    assert math.isnan(OPS[path].logsumexp_row(row(0, math.nan, 1)))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -89,10 +92,10 @@ def test_logprobs_of_large_rows_are_the_references(path):
 )
 def test_draws_are_the_references(path, values, temperature, top_k, top_p, min_p, u):
     logits = row(*values)
-    found = OPS[path].draw_row(logits, temperature, top_k, top_p, min_p, u)
+    found = draw(OPS[path], logits, temperature, top_k, top_p, min_p, u)
     # Float32 weights may move the target past a neighbour, or a top_p that ends on an exact share by one token: each near u is right.
     right = {
-        REFERENCE.draw_row(logits, temperature, top_k, min(1.0, top_p * p), min_p, min(JUST_BELOW_1, max(0.0, u + shift)))
+        draw(REFERENCE, logits, temperature, top_k, min(1.0, top_p * p), min_p, min(JUST_BELOW_1, max(0.0, u + shift)))
         for shift in (-1e-6, 0, 1e-6)
         for p in (1 - 1e-6, 1, 1 + 1e-6)
     }
@@ -106,10 +109,9 @@ def test_draws_from_large_rows_are_the_references(path):
         logits[::7] = -INF
         u = (seed * 0.6180339887) % 1
         for top_k, top_p, min_p in ((0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (5000, 0.8, 0.01), (0, 1 - 1e-9, 0.0)):
-            found = OPS[path].draw_row(logits, 0.8, top_k, top_p, min_p, u)
+            found = draw(OPS[path], logits, 0.8, top_k, top_p, min_p, u)
             near = {
-                REFERENCE.draw_row(logits, 0.8, top_k, top_p, min_p, min(max(u + shift, 0), JUST_BELOW_1))
-                for shift in (-1e-6, 0, 1e-6)
+                draw(REFERENCE, logits, 0.8, top_k, top_p, min_p, min(max(u + shift, 0), JUST_BELOW_1)) for shift in (-1e-6, 0, 1e-6)
             }
             assert found in near, (seed, top_k, top_p)
 
@@ -120,8 +122,8 @@ def test_draws_from_large_rows_are_the_references(path):
 def test_tiny_temperature_and_top_p_are_greedy(path, temperature, top_p):
     """K08-07."""
     for u in (0.0, 0.5, JUST_BELOW_1):
-        assert OPS[path].draw_row(row(-3.4e38, 1, 3.4e38, -INF, 2), temperature, 0, top_p, 0.0, u) == 2
-        assert OPS[path].draw_row(row(1.0, 9.0, 9.5, -INF), temperature, 0, top_p, 0.0, u) == 2
+        assert draw(OPS[path], row(-3.4e38, 1, 3.4e38, -INF, 2), temperature, 0, top_p, 0.0, u) == 2
+        assert draw(OPS[path], row(1.0, 9.0, 9.5, -INF), temperature, 0, top_p, 0.0, u) == 2
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -129,11 +131,11 @@ def test_a_masked_token_is_never_drawn(path):
     logits = torch.full((200,), -INF)
     logits[[3, 150]] = row(0.0, -80.0)
     for u in (0.0, 0.5, JUST_BELOW_1):
-        assert OPS[path].draw_row(logits, 1.0, 0, 1.0, 0.0, u) in (3, 150)
+        assert draw(OPS[path], logits, 1.0, 0, 1.0, 0.0, u) in (3, 150)
     logits[[3, 150]] = -INF
-    assert OPS[path].draw_row(logits, 1.0, 0, 1.0, 0.0, 0.5) == NO_TOKEN
+    assert draw(OPS[path], logits, 1.0, 0, 1.0, 0.0, 0.5) == NO_TOKEN
     logits[0] = math.nan
-    assert OPS[path].draw_row(logits, 1.0, 0, 1.0, 0.0, 0.5) == NO_TOKEN
+    assert draw(OPS[path], logits, 1.0, 0, 1.0, 0.0, 0.5) == NO_TOKEN
 
 
 def test_rows_together_are_rows_alone():
@@ -142,17 +144,24 @@ def test_rows_together_are_rows_alone():
     temperature = [0.0, 0.5, 1.0, 2.0, 0.7, 1.0, 1.0, 9.0, 0.1]
     top_k, top_p = [0, 1, 40, 0, -1, 3, 0, 0, 100], [1.0, 1.0, 0.9, 0.5, 1.0, 0.99, 0.1, 0.95, 1.0]
     u = [i / 9 for i in range(9)]
-    together = ops.draw_rows(rows, temperature, top_k, top_p, [0.0] * 9, u)
-    assert together == [wide.draw_row(*one) for one in zip(rows, temperature, top_k, top_p, [0.0] * 9, u, strict=True)]
-    assert ops.draw_rows([], [], [], [], [], []) == []
+    draws = [Draw(*one) for one in zip(temperature, top_k, top_p, [0.0] * 9, u, strict=True)]
+    assert ops.draw_rows(rows, draws) == [draw(wide, *one) for one in zip(rows, temperature, top_k, top_p, [0.0] * 9, u, strict=True)]
+    assert ops.draw_rows([], []) == []
 
 
 def test_wrong_rows_and_paths_are_refused():
     ops = OPS[PATHS[0]]
     for bad in (torch.zeros(4, dtype=torch.float64), torch.zeros(8)[::2], torch.zeros(1, 4)):
         with pytest.raises(InvariantError, match="contiguous float32"):
-            ops.draw_row(bad, 1.0, 0, 1.0, 0.0, 0.5)
+            draw(ops, bad, 1.0, 0, 1.0, 0.0, 0.5)
     with pytest.raises(InvariantError, match="token 4 isn't in a row of 4"):
         ops.top_logprobs_row(torch.zeros(4), 1, 4)
     with pytest.raises(ConfigError, match="sse9"):
         NativeSamplingOps(1, "sse9")
+
+
+@pytest.mark.parametrize("kernels", ["auto", *PATHS])
+def test_the_sampler_takes_the_executors_path(kernels):
+    ops = make_sampling_ops(kernels, 1)
+    assert isinstance(ops, NativeSamplingOps) and ops.name == (available_paths()[0] if kernels == "auto" else kernels)
+    assert isinstance(make_sampling_ops("reference", 1), ReferenceSamplingOps)

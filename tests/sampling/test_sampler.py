@@ -25,9 +25,9 @@ class CountingOps(ReferenceSamplingOps):
         self.calls["argmax_rows"] += 1
         return super().argmax_rows(logits)
 
-    def draw_row(self, *arguments):
-        self.calls["draw_row"] += 1
-        return super().draw_row(*arguments)
+    def draw_rows(self, rows, draws):
+        self.calls[f"draw {len(rows)} rows"] += 1
+        return super().draw_rows(rows, draws)
 
 
 def advance(chooser, seq_ids, logits):
@@ -56,6 +56,17 @@ def test_a_plain_greedy_batch_is_one_argmax():
     result = advance(batch, range(5), logits)
     assert [result.samples[i].token_id for i in range(5)] == [int(torch.argmax(r)) if i != 2 else 0 for i, r in enumerate(logits)]
     assert ops.calls == {"argmax_rows": 1}
+
+
+def test_rows_without_edits_are_drawn_together():
+    ops = CountingOps()
+    begins = [start(seq_id=i, temperature=1.0, seed=i) for i in range(4)]
+    begins += [start(seq_id=4, temperature=1.0, seed=4, presence_penalty=1.0), start(seq_id=5, temperature=0)]
+    logits = random_logits(6)
+    result = advance(sampler(*begins, ops=ops), range(6), logits)
+    assert ops.calls == {"argmax_rows": 1, "draw 4 rows": 1, "draw 1 rows": 1}
+    for i, begin in enumerate(begins):
+        assert advance(sampler(begin), [i], logits[i : i + 1]).samples[i] == result.samples[i]
 
 
 PARAMS = st.fixed_dictionaries(
