@@ -1,5 +1,5 @@
-// Paged attention: prefill, chunks, decode, query-only rows and verification in one ragged call (after PagedAttention, Kwon et al. 2023,
-// with the online softmax of FlashAttention, Dao et al. 2022, and split contexts as in Flash-Decoding).
+// Paged attention: prefill, chunks, decode, query-only rows and verification in one ragged call (after PagedAttention, Kwon et al.
+// 2023, with the online softmax of FlashAttention, Dao et al. 2022, and split contexts as in Flash-Decoding).
 //
 // What a row undergoes is fixed by its q, its position and the window alone: groups of 64 tokens and segments of 1,024 at absolute
 // positions, a chain of multiply-adds in each.  See attention_tile.h for the products, attention_strip.h for the softmax,
@@ -99,7 +99,7 @@ GroupTiles find_tiles(const AttentionArgs& a, const Item& item, int g, int begin
 // With so few rows, K and V are waited for; with more, a group's K and V serve many strips and fetching them ahead doesn't pay.
 constexpr int kMemoryBoundRows = 2 * kRows;
 
-// All at once, tile after tile: lines that are asked for one by one between other work come no sooner than unasked.
+// All lines at once, tile after tile, before the group in hand is computed.
 void fetch_tiles(const AttentionArgs& a, const GroupTiles& tiles) {
   const int bytes = kTile * a.kv.head_dim * dtype_bytes(a.kv.dtype);
   for (const auto& kind : {tiles.k, tiles.v})

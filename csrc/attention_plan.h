@@ -1,7 +1,7 @@
 // How one attention call is cut into items of work, and where partial results lie.
 //
-// An item is up to `block_rows` rows (a row: one query token in one query head) of one sequence and one KV head.  Every row's context is cut
-// at absolute multiples of kSegment tokens; a segment is summed from nothing, and segments are merged in order.  That is so
+// An item is up to `block_rows` rows (a row: one query token in one query head) of one sequence and one KV head.  Every row's context
+// is cut at absolute multiples of kSegment tokens; a segment is summed from nothing, and segments are merged in order.  That is so
 // whether one item walks all segments of its rows or (a *split* sequence, where few rows face a long context) an item each does
 // them and `attention_merge` puts them together.  So the cut decides who works, never a bit of the result.
 #pragma once

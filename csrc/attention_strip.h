@@ -1,4 +1,5 @@
-// A strip: one group of 64 tokens for up to kRows rows.  Scores, the running softmax (Milakov & Gimelshein 2018, in base 2), and the output sums.
+// A strip, one group of 64 tokens for up to kRows rows: scores, the running softmax (Milakov & Gimelshein 2018, in base 2), and the
+// output sums.
 //
 // A row sees the tokens [from, to) of the group.  What lies outside is computed with at most where a neighbour needs it: its score is
 // replaced by -inf before anything looks at it, and its V is never multiplied, so whatever the memory holds there does not matter.
@@ -132,8 +133,8 @@ static void exact_outputs(int rows, RowSums sums, const typename S::Weight* p, c
   }
 }
 
-// Rows that do not all see the whole group: first what each run of equal rows sees before the others begin, then what all see, then the
-// rest run by run.  Each row's tokens come in order, and only its own.
+// Rows that do not all see the whole group: first what each run of equal rows sees before the others begin, then what all see, then
+// the rest run by run.  Each row's tokens come in order, and only its own.
 template <class S, int R>
 static void ragged_outputs(const Strip<S>& strip, int head_dim) {
   const RowSums sums = strip.sums;

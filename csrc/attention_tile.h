@@ -1,7 +1,7 @@
 // The micro-kernel of attention: R rows of weights against up to four vectors of sixteen lanes, one step after another.
 //
-// Both products of attention are this one chain of multiply-adds.  Scores: a row's weights are its q, a vector is a step of one tile of K
-// (16 tokens in its lanes), the steps run through head_dim.  Outputs: the weights are the row's probabilities, a vector is 16 dims of
+// Both products of attention are this one chain of multiply-adds.  Scores: a row's weights are its q, a vector is a step of one tile of
+// K (16 tokens in its lanes), the steps run through head_dim.  Outputs: the weights are the row's probabilities, a vector is 16 dims of
 // V, the steps run through tokens.  Every sum takes its steps in order and meets nothing but its own row's weights, so the bits
 // of a row do not depend on R, on the number of vectors, or on its neighbours.
 #pragma once
@@ -93,7 +93,7 @@ static inline __attribute__((always_inline)) void half_step(F16 (&sum)[R][V], co
   }
 }
 
-// sum [R][V] += over `steps` steps of w [R][ldw] * vectors [V][stride bytes from step to step].  Half: only the first 8 lanes are read.
+// sum [R][V] += over `steps` steps of w [R][ldw] * vectors [V][stride bytes from step to step].  Half: only 8 lanes are read.
 template <class S, int R, int V, bool Half>
 static inline __attribute__((always_inline)) void multiply(F16 (&sum)[R][V], const typename S::Weight* w, int ldw,
                                                            const uint8_t* const* vectors, int64_t stride, int steps) {
@@ -133,8 +133,8 @@ static inline void scores(const typename S::Weight* q, int head_dim, const uint8
 // What a sum starts from.
 enum class Carry { nothing, same, scaled };
 
-// acc [R][ld], 16 * V dims of it = what it carries on from (scaled: keep[r] * acc) + p [R][kGroup] * V, over tokens `begin` to `end` of
-// the group (whole steps).
+// acc [R][ld], 16 * V dims of it = what it carries on from (scaled: keep[r] * acc) + p [R][kGroup] * V, over tokens `begin` to `end`
+// of the group (whole steps).
 template <class S, int R, int V, bool Half>
 static inline __attribute__((always_inline)) void output_dims(float* acc, int ld, Carry carry, const float* keep,
                                                               const typename S::Weight* p, const uint8_t* const* tiles, int dim,
