@@ -48,13 +48,13 @@ class Products:
         widths = sorted({k for _, k in shapes})
         body: list[Embed | Norm | Linear] = []
         for k in widths:
-            body += [Embed(Matrix(torch.randn(64, k)), f"embedded{k}"), Norm("rms", f"embedded{k}", f"x{k}", torch.ones(k), 1e-5)]
-        products = [Linear(f"x{k}", f"y{n}", Matrix(torch.randn(n, k))) for n, k in shapes]
+            body += [Embed(Matrix.of(torch.randn(64, k)), f"embedded{k}"), Norm("rms", f"embedded{k}", f"x{k}", torch.ones(k), 1e-5)]
+        products = [Linear(f"x{k}", f"y{n}", Matrix.of(torch.randn(n, k))) for n, k in shapes]
         body += products * repeat
         buffers = [Buffer(f"embedded{k}", k, "float32") for k in widths] + [Buffer(f"x{k}", k, "compute") for k in widths]
         buffers += [Buffer(f"y{n}", n, "compute") for n in sorted({n for n, _ in shapes})]
         hidden = Buffer("hidden", 2, "compute")
-        head = (Linear("hidden", "logits", Matrix(torch.randn(64, 2))),)
+        head = (Linear("hidden", "logits", Matrix.of(torch.randn(64, 2))),)
         program = Program((*buffers, hidden), tuple(body), (hidden, Buffer("logits", 64, "float32")), head, 64, 16, dtype)
         spec = MemorySpec((AttentionLayerSpec(1, 16),), "float32", 16)
         arena = torch.zeros(spec.block_bytes, dtype=torch.uint8)

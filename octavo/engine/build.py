@@ -7,10 +7,11 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import EngineLimits
 from octavo.engine.processor import OutputProcessor
-from octavo.kernels.choice import check_kernels, make_executor, make_sampling_ops
-from octavo.kernels.program import buffer_bytes
+from octavo.kernels.choice import check_kernels, make_executor, make_sampling_ops, matrix_bytes_for
+from octavo.kernels.sizes import workspace_bytes_for
 from octavo.kv.layouts import make_kv_cache
-from octavo.models.load import LoadedModel, load_model, tokenizer_source
+from octavo.models.checkpoint import tokenizer_source
+from octavo.models.load import LoadedModel, load_model
 from octavo.runner.arena import Arena
 from octavo.runner.runner import TorchRunner, warm_up
 from octavo.sampling.sampler import Sampler
@@ -59,7 +60,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         logger.warning(notice)
     kv_dtype = model.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     spec = MemorySpec(model.memory_layers, kv_dtype, config.block_size)
-    plan = _size_pool(config, model, spec)
+    plan = _size_pool(config, model, spec, threads)
     manager = make_kv_cache(
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
@@ -108,14 +109,15 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     return load_text_tokenizer(tokenizer_source(config.model, revision=config.revision))
 
 
-def _size_pool(config: EngineConfig, model: LoadedModel, spec: MemorySpec) -> MemoryPlan:
-    """How many blocks: from what is free now, less the workspaces that are still to be taken.  Warns of a pool below one sequence."""
-    workspaces = buffer_bytes(model.program, config.max_num_batched_tokens, _logit_rows(config))
+def _size_pool(config: EngineConfig, model: LoadedModel, spec: MemorySpec, threads: int) -> MemoryPlan:
+    """How many blocks: from what is free now, less what the executor is still to take.  Warns of a pool below one sequence."""
+    workspaces = workspace_bytes_for(model.program, spec, config.max_num_batched_tokens, _logit_rows(config), threads)
+    matrices = matrix_bytes_for(config.kernels, model.program)
     plan = plan_memory(
         spec,
-        weights_bytes=0,
+        weights_bytes=matrices,
         workspace_bytes=workspaces,
-        available_bytes=max(0, read_host_memory().available - workspaces),
+        available_bytes=max(0, read_host_memory().available - workspaces - matrices),
         max_model_len=model.max_model_len,
         num_blocks=config.num_blocks,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,

@@ -11,6 +11,7 @@ from octavo.kernels.program import Program
 from octavo.kernels.reference_executor import ReferenceExecutor
 from octavo.kernels.reference_sampling import ReferenceSamplingOps
 from octavo.kernels.sampling_ops import SamplingOps
+from octavo.kernels.sizes import matrix_bytes
 from octavo.spec.memory import MemorySpec
 
 
@@ -34,6 +35,11 @@ def make_executor(
         return NativeExecutor(program, spec, arena, **sizes, path=_path(kernels))
     except ConfigError as error:
         raise ConfigError(f"{error} (kernels={kernels!r}; kernels='reference' takes every model)") from error
+
+
+def matrix_bytes_for(kernels: str, program: Program) -> int:
+    """Bytes that `make_executor` will take for the program's matrices."""
+    return matrix_bytes(program, packed=not _reference(kernels))
 
 
 def make_sampling_ops(kernels: str, threads: int) -> SamplingOps:

@@ -43,7 +43,7 @@ class Executor(Protocol):
         """Seconds spent so far by kind: "linear", "attention", "append_kv", "norm", "embed", "copy"."""
 
     def weight_bytes(self) -> int:
-        """Bytes of the weights as the kernels hold them."""
+        """Bytes of the weights as the kernels hold them: matrices, tables, norms, biases."""
 
     def workspace_bytes(self) -> int:
-        """Bytes of buffers that were allocated for the token budget."""
+        """Bytes of the buffers for the token budget, as `workspace_bytes_for` counts them."""

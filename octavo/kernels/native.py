@@ -40,7 +40,7 @@ class NativeExecutor:
     threads: of the team, the calling thread included.  Only one thread may use an executor.
     path: an instruction path to force ("avx512_bf16", "avx512", "avx2", "portable"); None takes the best that the machine has.
 
-    Weights are packed here, to the program's compute dtype, and not referenced afterwards: drop the program and the raw ones are free.
+    Weights are read and packed here, one matrix after the other, to the program's compute dtype.
     Raises ConfigError for what these kernels can't take (the reference executor can), InvariantError for a program that contradicts
     itself.  `forward`, `logits` and `copy_blocks` raise InvariantError for ids and counts outside their limits, before they write.
     """
@@ -61,7 +61,6 @@ class NativeExecutor:
         if threads < 1:
             raise ConfigError(f"threads={threads} must be at least 1")
         _check_supported(program, memory_spec, arena)
-        self._arena = arena
         self._bound = bind(
             module,
             program,
@@ -102,11 +101,10 @@ class NativeExecutor:
         return result
 
     def workspace_bytes(self) -> int:
-        return self._bound.buffer_bytes + int(self._bound.native.scratch_bytes())
+        return self._bound.workspace_bytes
 
     def weight_bytes(self) -> int:
-        """Bytes of the packed weights."""
-        return int(self._bound.weights.bytes)
+        return self._bound.weight_bytes
 
     @staticmethod
     def _call(function: Any, *args: Any) -> None:

@@ -1,6 +1,6 @@
 """Binding a `Program` to the compiled kernels: every shape is checked here, once, because beyond it there are only addresses."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -15,13 +15,27 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float
 
 @dataclass(slots=True)
 class Bound:
-    """A bound program and all that it points to.  logits: the head's float32 rows."""
+    """A bound program and all that it points to.
+
+    packed: the memory of the products' weights.  logits: the head's float32 rows.  weights: those that no product uses (tables, norms,
+    biases); one that several operations use may be in there several times.
+    """
 
     native: Any
-    weights: Any
+    packed: Any
     logits: torch.Tensor
-    buffer_bytes: int
-    kept: list[torch.Tensor] = field(repr=False)
+    buffers: list[torch.Tensor]
+    weights: list[torch.Tensor]
+    arena: torch.Tensor
+
+    @property
+    def weight_bytes(self) -> int:
+        loose = {weight.data_ptr(): weight.nbytes for weight in self.weights}
+        return int(self.packed.bytes) + sum(loose.values())
+
+    @property
+    def workspace_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers) + int(self.native.scratch_bytes())
 
 
 def bind(
@@ -63,30 +77,31 @@ def bind(
             f"the body's hidden rows are {source.shape[1]} {source.dtype}, the head's {target.shape[1]} {target.dtype}"
         )
     native.set_hidden(source.data_ptr(), target.data_ptr(), source.shape[1] * source.element_size())
-    kept = [arena, *body.kept, *head.kept]
-    return Bound(native, weights.memory, logits, body.buffer_bytes + head.buffer_bytes, kept)
+    return Bound(native, weights.memory, logits, [*body.buffers, *head.buffers], [*body.weights, *head.weights], arena)
 
 
 class _Weights:
     """Every matrix of the program's products, packed in the order in which a step reads them."""
 
     def __init__(self, module: ModuleType, program: Program, threads: int) -> None:
-        dtype = DTYPE_NAMES[program.compute_dtype]
+        self._dtype, self._threads = DTYPE_NAMES[program.compute_dtype], threads
         matrices: dict[int, Matrix] = {}
         for op in program.body + program.head:
             if isinstance(op, Linear):
                 matrices.setdefault(id(op.matrix), op.matrix)
-        total = sum(module.packed_bytes(*m.weight.shape, dtype, m.gated) for m in matrices.values())
+        total = sum(module.packed_bytes(*matrix.shape, self._dtype, matrix.gated) for matrix in matrices.values())
         self.memory = module.WeightMemory(total)
-        self._packed: dict[int, Any] = {}
-        for key, matrix in matrices.items():
-            if matrix.gated and matrix.weight.shape[0] % 2:
-                raise InvariantError(f"a gated matrix has {matrix.weight.shape[0]} rows; gate and up need an even number")
-            source = _rows(matrix.weight)
-            n, k = source.shape
-            self._packed[key] = self.memory.pack(
-                source.data_ptr(), DTYPE_NAMES[source.dtype], n, k, source.stride(0), dtype, matrix.gated, threads
-            )
+        self._packed = {key: self._pack(matrix) for key, matrix in matrices.items()}
+
+    def _pack(self, matrix: Matrix) -> Any:
+        """The rows die with this call: the next matrix is read into the room that they leave."""
+        n, k = matrix.shape
+        if matrix.gated and n % 2:
+            raise InvariantError(f"a gated matrix has {n} rows; gate and up need an even number")
+        rows = _rows(matrix)
+        return self.memory.pack(
+            rows.data_ptr(), DTYPE_NAMES[rows.dtype], n, k, rows.stride(0), self._dtype, matrix.gated, self._threads
+        )
 
     def find(self, matrix: Matrix) -> Any:
         """The packed form, or None for a matrix that no product uses."""
@@ -108,11 +123,11 @@ class _Binder:
             else torch.zeros(rows, -(-buffer.width // 2) * 2, dtype=program.compute_dtype)
             for buffer in buffers
         }
-        self.kept: list[torch.Tensor] = list(self._buffers.values())
+        self.weights: list[torch.Tensor] = []
 
     @property
-    def buffer_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+    def buffers(self) -> list[torch.Tensor]:
+        return list(self._buffers.values())
 
     def buffer(self, name: str, dtype: torch.dtype | None = None, width: int | None = None) -> torch.Tensor:
         """The buffer of that name, whose dtype and width must be these."""
@@ -139,13 +154,13 @@ class _Binder:
                 self._attention(op)
 
     def _embed(self, op: Embed) -> None:
-        vocab, width = op.table.weight.shape
+        vocab, width = op.table.shape
         if vocab < self._program.vocab_size:
             raise InvariantError(f"the embedding has {vocab} rows for a vocabulary of {self._program.vocab_size}")
         if op.table.gated:
             raise InvariantError("the embedding's matrix is gated")
         tied = self._weights.find(op.table)
-        table = None if tied is not None else self._keep(_rows(op.table.weight).contiguous())
+        table = None if tied is not None else self._keep(_rows(op.table).contiguous())
         dtype = torch.float32 if table is None else table.dtype
         positions = None
         if op.positions is not None:
@@ -182,7 +197,7 @@ class _Binder:
         )
 
     def _linear(self, op: Linear) -> None:
-        n, k = op.matrix.weight.shape
+        n, k = op.matrix.shape
         x = self.buffer(op.x, self._program.compute_dtype, k)
         y = self.buffer(op.out, torch.float32 if op.accumulate else None, n // 2 if op.matrix.gated else n)
         if op.x == op.out:
@@ -255,7 +270,7 @@ class _Binder:
         )
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.kept.append(tensor)
+        self.weights.append(tensor)
         return tensor
 
     def _table(self, tensor: torch.Tensor) -> int:
@@ -270,8 +285,11 @@ class _Binder:
         return self._table(tensor)
 
 
-def _rows(weight: torch.Tensor) -> torch.Tensor:
-    """The same values as rows that can be read by address: on the CPU, in a dtype the kernels know, each row contiguous."""
+def _rows(matrix: Matrix) -> torch.Tensor:
+    """The matrix as rows that can be read by address: on the CPU, in a dtype the kernels know, each row contiguous."""
+    weight = matrix.read()
+    if tuple(weight.shape) != matrix.shape:
+        raise InvariantError(f"a matrix of the shape {matrix.shape} was read as {tuple(weight.shape)}")
     if weight.dtype not in DTYPE_NAMES:
         weight = weight.to(torch.float32)
     return weight if weight.stride(1) == 1 or weight.shape[1] == 1 else weight.contiguous()

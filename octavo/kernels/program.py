@@ -4,9 +4,10 @@ A model (`octavo/models/`) describes itself with the five operations below; an *
 single call per step (so no interpreter lock is taken between operations, and no argument is passed twice), the reference one in
 plain torch, operation by operation.  A device gets its own executor behind the same list.
 
-Buffers hold one row per token.  "residual" kinds are float32; "compute" kinds have the model's compute dtype (float32 or bfloat16).
+Buffers hold one row per token: float32, or (kind "compute") in the model's compute dtype, which is float32 or bfloat16.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,13 +27,21 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """A weight of a product.  weight: [out_features, in_features], any float dtype; an executor packs it, and may then free the rows.
+    """A weight of a product.  An `Embed` that is tied to a product takes this same object.
 
-    gated: the first half of the rows is `gate`, the second `up`.  tied: also read by an `Embed` (which takes this same object).
+    shape: (out_features, in_features).  read: gives the rows, [out_features, in_features] of any float dtype, and may fetch them anew
+    from the checkpoint at each call: an executor calls it once and packs what comes, so that one raw matrix exists at a time.
+    gated: the first half of the rows is `gate`, the second `up`.
     """
 
-    weight: torch.Tensor
+    shape: tuple[int, int]
+    read: Callable[[], torch.Tensor]
     gated: bool = False
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, gated: bool = False) -> "Matrix":
+        """Of rows that are in memory already, and stay there as long as this object."""
+        return cls((weight.shape[0], weight.shape[1]), lambda: weight, gated)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,12 +139,3 @@ class Program:
     vocab_size: int
     max_positions: int
     compute_dtype: torch.dtype = field(default=torch.float32)
-
-
-def buffer_bytes(program: Program, max_tokens: int, max_logit_rows: int) -> int:
-    """Bytes of the buffers that an executor allocates for so many rows of the body and of the head."""
-
-    def row_bytes(buffers: tuple[Buffer, ...]) -> int:
-        return sum(buffer.width * (4 if buffer.kind == "float32" else program.compute_dtype.itemsize) for buffer in buffers)
-
-    return row_bytes(program.buffers) * max_tokens + row_bytes(program.head_buffers) * max_logit_rows

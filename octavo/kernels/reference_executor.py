@@ -45,7 +45,7 @@ class ReferenceExecutor:
         for op in program.body + program.head:
             if isinstance(op, Embed | Linear):
                 matrix = op.table if isinstance(op, Embed) else op.matrix
-                self._weights.setdefault(id(matrix), matrix.weight.float())
+                self._weights.setdefault(id(matrix), matrix.read().float())
         self._seconds = dict.fromkeys([*KINDS.values(), "copy"], 0.0)
         self._batch: _Rows | None = None
 
@@ -77,7 +77,19 @@ class ReferenceExecutor:
         return dict(self._seconds)
 
     def weight_bytes(self) -> int:
-        return sum(weight.nbytes for weight in self._weights.values())
+        others: list[torch.Tensor | None] = []
+        for op in self._program.body + self._program.head:
+            match op:
+                case Embed():
+                    others.append(op.positions)
+                case Norm():
+                    others += [op.weight, op.bias]
+                case Linear():
+                    others.append(op.bias)
+                case AppendKV():
+                    others += [op.q_norm, op.k_norm, *((op.rope.cos, op.rope.sin) if op.rope else ())]
+        weights = [*self._weights.values(), *(tensor for tensor in others if tensor is not None)]
+        return sum({weight.data_ptr(): weight.nbytes for weight in weights}.values())
 
     def workspace_bytes(self) -> int:
         return sum(buffer.nbytes for buffers in (self._buffers, self._head_buffers) for buffer in buffers.values())

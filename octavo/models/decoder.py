@@ -20,7 +20,9 @@ ROUND_WEIGHT = 2.0**50
 
 
 class Decoder:
-    """Reads each tensor once, as it is needed.  Raises ModelLoadError on one that is missing or of the wrong shape.
+    """Reads tables of positions, norms and biases; matrices are read when an executor packs them.
+
+    Raises ModelLoadError on a tensor that is missing or of the wrong shape.
 
     dtype: of products and their inputs, float32 or bfloat16.  max_model_len: positions that the tables cover.
     """
@@ -49,11 +51,10 @@ class Decoder:
         config = self.config
         self._find_prefix(table)
         self._table_name = table
-        rows = self._get(f"{table}.weight", (config.vocab_size, config.embed_size))
-        self._table = matrix = Matrix(rows)
+        self._table = matrix = self._matrix(f"{table}.weight", (config.vocab_size, config.embed_size))
         if project is not None and config.embed_size != config.hidden_size:
-            widen = self._get(f"{project}.weight", (config.hidden_size, config.embed_size))
-            matrix = Matrix((rows.float() @ widen.float().T).to(self._dtype))
+            widen = self._matrix(f"{project}.weight", (config.hidden_size, config.embed_size))
+            matrix = _folded(matrix, widen, self._dtype)
         learned = None
         if positions is not None:
             learned = self._get(f"{positions}.weight", (config.max_positions + config.position_offset, config.hidden_size))
@@ -160,18 +161,19 @@ class Decoder:
     ) -> Linear:
         """One product of the named parts, one below the other; `sizes` add up to its rows, however many names there are."""
         parts = list(zip(names, sizes if len(names) == len(sizes) else (sum(sizes),), strict=True))
-        weight = self._stacked([(f"{name}.weight", size) for name, size in parts], in_features)
+        stack = [(f"{name}.weight", size) for name, size in parts]
+        for name, size in stack:
+            self._expect(name, self._stored_shape(size, in_features))
         bias_rows = torch.cat([self._vector(f"{name}.bias", size) for name, size in parts]) if bias else None
-        matrix = Matrix(weight, gated=activated and self.config.gated)
+        matrix = Matrix((sum(sizes), in_features), lambda: self._stacked(stack, in_features), activated and self.config.gated)
         return Linear(x, out, matrix, bias_rows, self.config.activation if activated else "none", accumulate)
 
     def _stacked(self, parts: Sequence[tuple[str, int]], in_features: int) -> torch.Tensor:
         """Products' weights as [out, in], one below the other in the compute dtype; at most one part is held twice."""
 
         def part(name: str, rows: int) -> torch.Tensor:
-            if self.config.in_out_linears:
-                return self._get(name, (in_features, rows)).T
-            return self._get(name, (rows, in_features))
+            stored = self._get(name, self._stored_shape(rows, in_features))
+            return stored.T if self.config.in_out_linears else stored
 
         if len(parts) == 1:
             return part(*parts[0]).contiguous()
@@ -194,12 +196,23 @@ class Decoder:
                 self.notices.append(f"{name} isn't in the checkpoint: the token embedding {self._table_name} serves as output")
             return self._table
         if not config.tie_embeddings:
-            return Matrix(self._get(name, shape))
-        stored = self._get(name, shape)
-        if torch.equal(stored, self._table.weight):
+            return self._matrix(name, shape)
+        head = self._matrix(name, shape)
+        if torch.equal(head.read(), self._table.read()):
             return self._table
         self.notices.append(f"{name} differs from the token embedding although the config ties them: {name} is used")
-        return Matrix(stored)
+        return head
+
+    def _matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A tensor as it is stored, to be read when it is packed."""
+        self._expect(name, shape)
+        return Matrix(shape, lambda: self._get(name, shape))
+
+    def _stored_shape(self, rows: int, in_features: int) -> tuple[int, int]:
+        return (in_features, rows) if self.config.in_out_linears else (rows, in_features)
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
+        self._weights.expect(name.removeprefix(self._drop_prefix), shape)
 
     def _find_prefix(self, name: str) -> None:
         """Checkpoints saved from the model without its head leave out the first part of every name."""
@@ -215,3 +228,8 @@ class Decoder:
 
     def _get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._weights.get(name.removeprefix(self._drop_prefix), shape, self._dtype)
+
+
+def _folded(table: Matrix, widen: Matrix, dtype: torch.dtype) -> Matrix:
+    """The table with each row widened."""
+    return Matrix((table.shape[0], widen.shape[0]), lambda: (table.read().float() @ widen.read().float().T).to(dtype))

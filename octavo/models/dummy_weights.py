@@ -19,6 +19,9 @@ class DummyWeights:
     def __contains__(self, name: str) -> bool:
         return name not in self._absent
 
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Whatever is expected is there."""
+
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if len(shape) == 1:
             return torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, dtype=dtype)

@@ -60,8 +60,6 @@ def decoder_config(file: GGUFFile, architecture: str, **overrides: Any) -> Model
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "eos_token_ids": tuple(sorted(ends)),
-        "bos_token_id": next(iter(tokenizer.ids("bos_token_id")), None),
-        "dtype": table.type.name,
     }
     if "rope" not in overrides:
         values["rope"] = _rope_config(file, fields, head_dim, max_positions)

@@ -1,8 +1,8 @@
 """`GGUFWeights`: tensors of a GGUF file under their checkpoint names, dequantised a slab of rows at a time."""
 
-import hashlib
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from gguf.quants import dequantize
 
 from octavo.core.errors import ModelLoadError
 from octavo.models.gguf_file import GGUFFile, TensorInfo
-from octavo.models.weights import ContentDigest, check_shape, missing
+from octavo.models.weights import check_shape, content_digest, missing
 
 SLAB_ELEMENTS = 1 << 18  # a slab's float32 values fit in a core's cache
 LAYER_NUMBER = re.compile(r"\.(\d+)\.")
@@ -28,18 +28,23 @@ class GGUFWeights:
         self._file = file
         self._names = names
         self._interleaved_heads = dict(zip("qk", interleaved_heads, strict=True))
-        self._digest = ContentDigest()
+        self._expected: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return self._translate(name) in self._file.tensors
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
         stored = self._translate(name)
         info = self._file.tensors.get(stored)
         if info is None:
             raise missing(self._file.path, stored)
         check_shape(info.path, stored, info.shape, shape)
-        tensor = self._read(info, dtype)
+        self._expected.add(stored)
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.expect(name, shape)
+        stored = self._translate(name)
+        tensor = self._read(self._file.tensors[stored], dtype)
         match = INTERLEAVED.fullmatch(stored)
         heads = self._interleaved_heads[match["which"]] if match else 0
         return _halves_together(tensor, heads) if heads else tensor
@@ -48,7 +53,7 @@ class GGUFWeights:
         return {info.type.name for info in self._file.tensors.values()}
 
     def digest(self) -> str:
-        return self._digest.hexdigest()
+        return content_digest(self._expected, lambda name: _slabs(self._file.tensors[name]))
 
     def _translate(self, name: str) -> str:
         stem, _, kind = name.rpartition(".")
@@ -57,23 +62,29 @@ class GGUFWeights:
         known = self._names.get(pattern, stem)
         return f"{known.format(layer[1]) if layer else known}.{kind}"
 
-    def _read(self, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
+    @staticmethod
+    def _read(info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
         out = torch.empty(info.shape, dtype=dtype)
-        rows = out.view(-1, info.shape[-1])
-        row_bytes = info.nbytes // max(1, rows.shape[0])
-        slab = max(1, SLAB_ELEMENTS // info.shape[-1])
-        content = hashlib.sha256()
-        with info.path.open("rb") as file:
-            file.seek(info.offset)
-            for low in range(0, rows.shape[0], slab):
-                part = rows[low : low + slab]
-                stored = file.read(part.shape[0] * row_bytes)
-                if len(stored) != part.shape[0] * row_bytes:
-                    raise ModelLoadError(f"{info.path}: ends inside tensor {info.name}; it was cut while it was read")
-                content.update(stored)
-                part.copy_(_floats(stored, info.type.name).view(part.shape))
-        self._digest.add(info.name, content.digest())
+        low, flat = 0, out.view(-1)
+        for stored in _slabs(info):
+            values = _floats(stored, info.type.name).view(-1)
+            flat[low : low + values.numel()].copy_(values)
+            low += values.numel()
         return out
+
+
+def _slabs(info: TensorInfo) -> Iterator[bytes]:
+    """A tensor's stored bytes, some whole rows at a time.  Raises ModelLoadError where the file ends early."""
+    rows = math.prod(info.shape[:-1])
+    row_bytes, slab = info.nbytes // max(1, rows), max(1, SLAB_ELEMENTS // info.shape[-1])
+    with info.path.open("rb") as file:
+        file.seek(info.offset)
+        for low in range(0, rows, slab):
+            size = min(slab, rows - low) * row_bytes
+            stored = file.read(size)
+            if len(stored) != size:
+                raise ModelLoadError(f"{info.path}: ends inside tensor {info.name}; it was cut while it was read")
+            yield stored
 
 
 def _floats(stored: bytes, kind: str) -> torch.Tensor:

@@ -57,7 +57,6 @@ def decoder_config(fields: Fields, architecture: str, **overrides: Any) -> Model
     hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     max_positions = fields.size("max_position_embeddings")
     head_dim = fields.size("head_dim") if "head_dim" in fields else divide_heads(fields.source, hidden, heads)
-    dtype = fields.raw("dtype", "torch_dtype")
     values: dict[str, Any] = {
         "source": fields.source,
         "architecture": architecture,
@@ -74,8 +73,6 @@ def decoder_config(fields: Fields, architecture: str, **overrides: Any) -> Model
         "activation": activation(fields, "hidden_act", default="silu"),
         "tie_embeddings": fields.flag("tie_word_embeddings", default=False),
         "eos_token_ids": fields.ids("eos_token_id"),
-        "bos_token_id": next(iter(fields.ids("bos_token_id")), None),
-        "dtype": dtype if isinstance(dtype, str) else None,
     }
     if "rope" not in overrides:
         values["rope"] = rope_config(fields, head_dim, max_positions)

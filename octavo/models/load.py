@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,11 +11,11 @@ import torch
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.kernels.native import available_paths
 from octavo.kernels.program import Program
-from octavo.models.checkpoint import Checkpoint, load_config, read_checkpoint, tokenizer_source
+from octavo.models.checkpoint import Checkpoint, read_checkpoint
 from octavo.models.decoder import Decoder
 from octavo.models.dummy_weights import DummyWeights
 from octavo.models.gguf_weights import GGUFWeights
-from octavo.models.rope import inverse_frequencies
+from octavo.models.rope import inverse_frequencies, table_bytes
 from octavo.models.safetensors_weights import SafetensorsWeights
 from octavo.models.weights import WeightSource
 from octavo.spec.host import read_host_memory
@@ -24,17 +24,15 @@ from octavo.spec.model import LoadFormat, ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-__all__ = ["LoadedModel", "choose_dtype", "load_config", "load_model", "tokenizer_source"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A model in memory.
+    """A model whose files were found sound as far as that is seen without reading its matrices.
 
-    program: what an executor binds.  dtype: of its products, "float32" or "bfloat16".  max_model_len: positions it was made for.
+    program: what an executor binds; that reads the matrices.  dtype: of its products, "float32" or "bfloat16".
+    max_model_len: positions that it was made for.
     tokenizer_source: what `octavo.text.loading.load_tokenizer` takes: a folder, or a GGUF file's metadata.
-    digest: SHA-256 in hex over all that turns tokens into K and V, except dtype and kernels: weights, config, frequencies.
-    revision: the hub's commit, or empty.  notices: what the user should be told once.
+    notices: what the user should be told once.
     """
 
     config: ModelConfig
@@ -42,13 +40,24 @@ class LoadedModel:
     dtype: str
     max_model_len: int
     tokenizer_source: Path | Mapping[str, Any]
-    digest: str
-    revision: str
     notices: tuple[str, ...]
+    weights: WeightSource = field(repr=False)
 
     @property
     def memory_layers(self) -> tuple[AttentionLayerSpec, ...]:
         return self.config.attention_layers()
+
+    def digest(self) -> str:
+        """SHA-256 in hex over all that turns tokens into K and V, except dtype and kernels: weights, config, frequencies.
+
+        Reads every weight once more.
+        """
+        rope = self.config.rope and replace(self.config.rope, source="")
+        config = replace(self.config, source="", rope=rope)
+        whole = hashlib.sha256(f"{config}\n{self.weights.digest()}\n".encode())
+        if self.config.rope is not None:
+            whole.update(inverse_frequencies(self.config.rope, self.max_model_len).numpy().tobytes())
+        return whole.hexdigest()
 
 
 def load_model(
@@ -60,7 +69,7 @@ def load_model(
     revision: str | None = None,
     seed: int = 0,
 ) -> LoadedModel:
-    """Read a model's config and weights.
+    """Read a model's config, and make its program, which reads the weights.
 
     model: a folder with config.json and safetensors, a GGUF file (any part of a split one, or its folder), a hub id, or a name of
     `octavo.models.fetch.MODELS`.  dtype: "auto" is bfloat16 where this machine has kernels for it, else float32.
@@ -68,7 +77,8 @@ def load_model(
     drawn from `seed`.  revision: of a hub id.
 
     Raises ModelLoadError or UnsupportedModelError for the files, naming file and field; ConfigError for a setting;
-    CapacityError when the weights can't fit into this machine's memory.  All but damaged contents is found before memory is taken.
+    CapacityError when the weights can't fit into this machine's memory.  All but damaged contents is found before memory is taken;
+    those are found, as ModelLoadError too, when an executor binds the program.
     """
     if load_format not in get_args(LoadFormat):
         raise ConfigError(f"load_format={load_format!r} is not one of {', '.join(get_args(LoadFormat))}")
@@ -76,7 +86,7 @@ def load_model(
     checkpoint = read_checkpoint(model, revision=revision)
     config = checkpoint.config
     length = _max_model_len(config, max_model_len)
-    _check_room(config, compute)
+    _check_room(config, compute, length)
     weights = _weights(checkpoint, load_format, seed)
     decoder = Decoder(config, weights, dtype=DTYPES[compute], max_model_len=length)
     checkpoint.architecture.build(decoder)
@@ -89,9 +99,8 @@ def load_model(
         dtype=compute,
         max_model_len=length,
         tokenizer_source=checkpoint.path if checkpoint.gguf is None else checkpoint.gguf.metadata,
-        digest=_digest(config, length, weights),
-        revision=checkpoint.revision,
         notices=tuple(notices),
+        weights=weights,
     )
 
 
@@ -128,19 +137,15 @@ def _max_model_len(config: ModelConfig, asked: int | None) -> int:
     return length
 
 
-def _check_room(config: ModelConfig, dtype: str) -> None:
-    needed, available = config.num_parameters * DTYPES[dtype].itemsize, read_host_memory().available
+def _check_room(config: ModelConfig, dtype: str, length: int) -> None:
+    """What stays (products, tables, cosines and sines), and the largest matrix once more while it is packed."""
+    size = DTYPES[dtype].itemsize
+    tables = 0 if config.rope is None else table_bytes(config.rope, length)
+    needed, available = (config.num_parameters + config.largest_matrix) * size + tables, read_host_memory().available
     if needed > available:
-        also = "; dtype='bfloat16' takes half" if dtype == "float32" else ""
+        also = "; dtype='bfloat16' takes half of the weights" if dtype == "float32" else ""
+        also += "; set a smaller max_model_len for smaller tables" if tables else ""
         raise CapacityError(
-            f"{config.source}: {config.num_parameters} weights take {needed} bytes in {dtype}; "
-            f"{available} bytes of memory are free{also}"
+            f"{config.source}: loading {config.num_parameters} weights takes {needed} bytes in {dtype}, of them {tables} for "
+            f"the rotary tables of max_model_len={length}; {available} bytes of memory are free{also}"
         )
-
-
-def _digest(config: ModelConfig, length: int, weights: WeightSource) -> str:
-    rope = config.rope and replace(config.rope, source="")
-    whole = hashlib.sha256(f"{replace(config, source='', rope=rope)}\n{weights.digest()}\n".encode())
-    if config.rope is not None:
-        whole.update(inverse_frequencies(config.rope, length).numpy().tobytes())
-    return whole.hexdigest()

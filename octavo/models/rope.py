@@ -17,7 +17,7 @@ MAX_TABLE_BYTES = 4 << 30
 
 def rope_tables(config: RopeConfig, length: int) -> Rope:
     """cos and sin, float32 [length, rotary_dim / 2] each.  Raises CapacityError when they would pass 4 GiB."""
-    nbytes = 2 * 4 * length * (config.rotary_dim // 2)
+    nbytes = table_bytes(config, length)
     if nbytes > MAX_TABLE_BYTES:
         raise CapacityError(
             f"the rotary tables for {length} positions take {nbytes} bytes, more than {MAX_TABLE_BYTES}; set a smaller max_model_len"
@@ -28,6 +28,11 @@ def rope_tables(config: RopeConfig, length: int) -> Rope:
         cos.mul_(config.attention_factor)
         sin.mul_(config.attention_factor)
     return Rope(cos, sin)
+
+
+def table_bytes(config: RopeConfig, length: int) -> int:
+    """Of both tables."""
+    return 2 * 4 * length * (config.rotary_dim // 2)
 
 
 def inverse_frequencies(config: RopeConfig, length: int) -> torch.Tensor:

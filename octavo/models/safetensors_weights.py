@@ -1,6 +1,5 @@
 """`SafetensorsWeights`: a folder with model.safetensors, or with shards and their index."""
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.core.errors import ModelLoadError, UnsupportedModelError
 from octavo.models.hf_config import read_json
-from octavo.models.weights import ContentDigest, check_shape, missing
+from octavo.models.weights import check_shape, content_digest, missing
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -24,7 +23,7 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._digest = ContentDigest()
+        self._expected: set[str] = set()
         self._shard_of: dict[str, tuple[Path, Any]] = {}
         for path, listed in _shards(folder).items():
             shard = _open(path)
@@ -36,7 +35,7 @@ class SafetensorsWeights:
     def __contains__(self, name: str) -> bool:
         return name in self._shard_of
 
-    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._shard_of:
             raise missing(self._folder, name)
         path, shard = self._shard_of[name]
@@ -46,15 +45,21 @@ class SafetensorsWeights:
             raise UnsupportedModelError(
                 f"{path}: tensor {name} is stored as {header.get_dtype()}; {', '.join(FLOATS)} are read, quantised weights as GGUF"
             )
-        stored: torch.Tensor = shard.get_tensor(name)
-        self._digest.add(name, hashlib.sha256(stored.contiguous().view(torch.uint8).numpy().data).digest())
-        return stored.to(dtype, copy=True)
+        self._expected.add(name)
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.expect(name, shape)
+        return self._stored(name).to(dtype, copy=True)
 
     def stored_dtypes(self) -> set[str]:
         return {shard.get_slice(name).get_dtype() for name, (_, shard) in self._shard_of.items()}
 
     def digest(self) -> str:
-        return self._digest.hexdigest()
+        return content_digest(self._expected, lambda name: [self._stored(name).contiguous().view(torch.uint8).numpy().data])
+
+    def _stored(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._shard_of[name][1].get_tensor(name)
+        return tensor
 
 
 def _shards(folder: Path) -> dict[Path, set[str]]:

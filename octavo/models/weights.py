@@ -1,6 +1,7 @@
 """`WeightSource`: a checkpoint's tensors, one at a time."""
 
 import hashlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -14,31 +15,31 @@ class WeightSource(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ModelLoadError, without reading, when a tensor is missing or of another shape.  It belongs to the model now."""
+
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A new tensor, converted.  Raises ModelLoadError, before memory is taken, when it is missing or of another shape."""
+        """A new tensor, converted; read anew at each call.  Raises as `expect` does, before memory is taken."""
 
     def stored_dtypes(self) -> set[str]:
         """How the tensors are stored: "F32", "F16", "BF16", or a quantisation's name."""
 
     def digest(self) -> str:
-        """SHA-256, in hex, over the name and the stored bytes of every tensor that was read so far."""
+        """SHA-256, in hex, over the name and the stored bytes of every tensor of the model.  Reads them all."""
 
 
-class ContentDigest:
-    """Digest of what was read, whatever the order: the same tensors give the same digest, in any file and any number of shards."""
+def content_digest(names: Iterable[str], stored: Callable[[str], Iterable[bytes | memoryview]]) -> str:
+    """Digest of tensors, in any order: the same ones give the same digest, in any file and any number of shards.
 
-    def __init__(self) -> None:
-        self._tensors: dict[str, bytes] = {}
-
-    def add(self, name: str, content: bytes) -> None:
-        """content: the tensor's own digest."""
-        self._tensors[name] = content
-
-    def hexdigest(self) -> str:
-        whole = hashlib.sha256()
-        for name in sorted(self._tensors):
-            whole.update(f"{len(name)}:{name}".encode() + self._tensors[name])
-        return whole.hexdigest()
+    stored: a tensor's bytes, in pieces.
+    """
+    whole = hashlib.sha256()
+    for name in sorted(names):
+        content = hashlib.sha256()
+        for piece in stored(name):
+            content.update(piece)
+        whole.update(f"{len(name)}:{name}".encode() + content.digest())
+    return whole.hexdigest()
 
 
 def check_shape(path: Path, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:

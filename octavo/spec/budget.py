@@ -37,7 +37,7 @@ class MemoryPlan:
         return "\n".join(
             (
                 f"weights     {self.weights_bytes / MIB:10,.1f} MiB   (dtype)",
-                f"workspaces  {self.workspace_bytes / MIB:10,.1f} MiB   (max_num_batched_tokens, max_num_seqs)",
+                f"workspaces  {self.workspace_bytes / MIB:10,.1f} MiB   (max_num_batched_tokens, max_model_len)",
                 f"KV cache    {self.kv_bytes / MIB:10,.1f} MiB   = {self.num_blocks:,} blocks of {self.block_size} tokens"
                 f" = {self.capacity_tokens:,} tokens at {self.bytes_per_token:,} bytes",
                 f"            {'':10}       = {self.max_requests_at_max_len:,.1f} requests of {self.max_model_len:,} tokens"

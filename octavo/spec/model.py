@@ -37,7 +37,6 @@ class ModelConfig:
     windows: per layer, the positions that a query sees (None: all).  attention_scales: per layer, what q k^T is multiplied with.
     qkv_bias, out_bias, mlp_bias: products that add a bias.  qk_norm: RMSNorm of each q and k head.
     in_out_linears: the checkpoint stores a product's weight as [in, out] (GPT-2's Conv1D).
-    dtype: of the checkpoint's weights, as far as its config says.
 
     Raises ModelLoadError naming the file, the field and the limit.
     """
@@ -72,8 +71,6 @@ class ModelConfig:
     embed_scale: float = 1.0
     in_out_linears: bool = False
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
-    dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -127,3 +124,9 @@ class ModelConfig:
         tables = self.vocab_size * self.embed_size * (1 if self.tie_embeddings else 2)
         learned = 0 if self.rope is not None else self.max_positions * self.hidden_size
         return self.num_layers * (attention + mlp) + tables + learned
+
+    @property
+    def largest_matrix(self) -> int:
+        """Weights of the largest one, as products of the same input are stacked."""
+        inner = self.hidden_size * self.intermediate_size * (2 if self.gated else 1)
+        return max(inner, self.hidden_size * (self.query_size + 2 * self.kv_size), self.vocab_size * self.embed_size)

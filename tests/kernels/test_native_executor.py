@@ -1,6 +1,5 @@
 """The compiled executor as a whole: the reference's values, the same bits however a batch is cut, and refusals before any write."""
 
-import gc
 import subprocess
 import sys
 import weakref
@@ -11,10 +10,12 @@ import pytest
 import torch
 
 from octavo.core.errors import ConfigError, InvariantError
+from octavo.kernels.choice import make_executor, matrix_bytes_for
 from octavo.kernels.executor import Batch
 from octavo.kernels.native import NativeExecutor, available_paths
 from octavo.kernels.program import AppendKV, Attention, Buffer, Embed, Linear, Matrix, Norm, Program, Rope
 from octavo.kernels.reference_executor import ReferenceExecutor
+from octavo.kernels.sizes import attention_scratch_bytes, workspace_bytes_for
 from octavo.spec.memory import AttentionLayerSpec, MemorySpec
 
 PATHS = available_paths()
@@ -28,25 +29,27 @@ def make_program(dtype=torch.float32, *, layers=2, tied=True) -> Program:
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
     angles = torch.outer(torch.arange(float(POSITIONS)), 0.6 ** torch.arange(DIM // 2))
-    rope, table = Rope(angles.cos(), angles.sin()), Matrix(random(VOCAB, HIDDEN).to(dtype))
+    rope, table = Rope(angles.cos(), angles.sin()), Matrix.of(random(VOCAB, HIDDEN).to(dtype))
     body: list = [Embed(table, "hidden", scale=3.0, positions=random(POSITIONS + 2, HIDDEN), position_offset=2)]
     for layer in range(layers):
         body += [
             Norm("rms", "hidden", "normed", 1 + random(HIDDEN), 1e-5),
-            Linear("normed", "qkv", Matrix(random((HEADS + 2 * KV_HEADS) * DIM, HIDDEN)), bias=random((HEADS + 2 * KV_HEADS) * DIM)),
+            Linear(
+                "normed", "qkv", Matrix.of(random((HEADS + 2 * KV_HEADS) * DIM, HIDDEN)), bias=random((HEADS + 2 * KV_HEADS) * DIM)
+            ),
             AppendKV("qkv", "q", layer, HEADS, rope, 1 + random(DIM), 1 + random(DIM)),
             Attention("q", "mixed", layer, HEADS, DIM**-0.5),
-            Linear("mixed", "hidden", Matrix(random(HIDDEN, HEADS * DIM)), accumulate=True),
+            Linear("mixed", "hidden", Matrix.of(random(HIDDEN, HEADS * DIM)), accumulate=True),
             Norm("layer", "hidden", "normed", 1 + random(HIDDEN), 1e-5, random(HIDDEN)),
-            Linear("normed", "inner", Matrix(random(2 * INNER, HIDDEN), gated=True), activation="silu"),
-            Linear("inner", "hidden", Matrix(random(HIDDEN, INNER)), bias=random(HIDDEN), accumulate=True),
+            Linear("normed", "inner", Matrix.of(random(2 * INNER, HIDDEN), gated=True), activation="silu"),
+            Linear("inner", "hidden", Matrix.of(random(HIDDEN, INNER)), bias=random(HIDDEN), accumulate=True),
         ]
     hidden, normed = Buffer("hidden", HIDDEN, "float32"), Buffer("normed", HIDDEN, "compute")
     rows = {"qkv": (HEADS + 2 * KV_HEADS) * DIM, "q": HEADS * DIM, "mixed": HEADS * DIM, "inner": INNER}
     buffers = [Buffer(name, width, "float32" if name == "qkv" else "compute") for name, width in rows.items()]
     head = (
         Norm("rms", "hidden", "normed", torch.ones(HIDDEN), 1e-5),
-        Linear("normed", "logits", table if tied else Matrix(random(VOCAB, HIDDEN))),
+        Linear("normed", "logits", table if tied else Matrix.of(random(VOCAB, HIDDEN))),
     )
     head_buffers = (hidden, normed, Buffer("logits", VOCAB, "float32"))
     return Program((hidden, normed, *buffers), tuple(body), head_buffers, head, VOCAB, POSITIONS, dtype)
@@ -200,17 +203,17 @@ def test_what_the_kernels_cannot_take_is_said_with_the_remedy():
         (Norm("rms", "hidden", "nowhere", torch.ones(HIDDEN), 1e-5), "no buffer 'nowhere' in its body"),
         (Norm("rms", "hidden", "normed", torch.ones(HIDDEN + 1), 1e-5), r"shape \(73,\); \(72,\) is needed"),
         (Norm("rms", "normed", "normed", torch.ones(HIDDEN), 1e-5), "'normed' holds torch.bfloat16; torch.float32 is needed"),
-        (Linear("normed", "inner", Matrix(torch.ones(INNER, HIDDEN + 2))), "'normed' is 72 wide; 74 is needed"),
-        (Linear("normed", "inner", Matrix(torch.ones(INNER, HIDDEN)), accumulate=True), "'inner' holds torch.bfloat16"),
-        (Linear("normed", "normed", Matrix(torch.ones(HIDDEN, HIDDEN))), "reads and writes the buffer 'normed'"),
+        (Linear("normed", "inner", Matrix.of(torch.ones(INNER, HIDDEN + 2))), "'normed' is 72 wide; 74 is needed"),
+        (Linear("normed", "inner", Matrix.of(torch.ones(INNER, HIDDEN)), accumulate=True), "'inner' holds torch.bfloat16"),
+        (Linear("normed", "normed", Matrix.of(torch.ones(HIDDEN, HIDDEN))), "reads and writes the buffer 'normed'"),
         (
-            Linear("normed", "hidden", Matrix(torch.ones(2 * HIDDEN, HIDDEN), gated=True), accumulate=True),
+            Linear("normed", "hidden", Matrix.of(torch.ones(2 * HIDDEN, HIDDEN), gated=True), accumulate=True),
             "both accumulates and activates",
         ),
         (AppendKV("qkv", "q", 0, HEADS, Rope(torch.ones(9, 12), torch.ones(9, 12))), "200 rows of at most 12 are needed"),
         (AppendKV("qkv", "q", 0, HEADS + 1), "'qkv' is 192 wide; 216 is needed"),
         (Attention("q", "mixed", 0, 3, 1.0), "3 query heads don't divide among 2 key heads"),
-        (Embed(Matrix(torch.ones(VOCAB - 1, HIDDEN)), "hidden"), "129 rows for a vocabulary of 130"),
+        (Embed(Matrix.of(torch.ones(VOCAB - 1, HIDDEN)), "hidden"), "129 rows for a vocabulary of 130"),
     ],
 )
 def test_a_program_that_contradicts_itself_is_refused(op, message):
@@ -226,15 +229,56 @@ def test_a_program_that_contradicts_itself_is_refused(op, message):
         )
 
 
-def test_raw_weights_are_free_once_they_are_packed():
-    program, spec = make_program(), make_spec()
-    matrices = [weakref.ref(op.matrix.weight) for op in program.body + program.head if isinstance(op, Linear)]
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_raw_matrix_exists_at_a_time(tied):
+    """The peak of memory at load is one copy of the weights and a matrix, whatever the model."""
+    program, spec = make_program(tied=tied), make_spec()
+    read: list[weakref.ref] = []
+    most = 0
+
+    def counted(matrix):
+        def rows():
+            nonlocal most
+            copy = matrix.read().clone()
+            read.append(weakref.ref(copy))
+            most = max(most, sum(ref() is not None for ref in read))
+            return copy
+
+        return replace(matrix, read=rows)
+
+    fresh = {id(op.matrix): counted(op.matrix) for op in program.body + program.head if isinstance(op, Linear)}
+
+    def counting(op):
+        if isinstance(op, Linear):
+            return replace(op, matrix=fresh[id(op.matrix)])
+        return replace(op, table=fresh[id(op.table)]) if isinstance(op, Embed) and tied else op
+
+    program = replace(program, body=tuple(map(counting, program.body)), head=tuple(map(counting, program.head)))
     arena = torch.zeros(spec.block_bytes, dtype=torch.uint8)
     executor = NativeExecutor(program, spec, arena, max_tokens=8, max_logit_rows=8, threads=1)
-    assert executor.weight_bytes() >= sum(matrix().nbytes for matrix in matrices)
-    del program
-    gc.collect()
-    assert [matrix() for matrix in matrices] == [None] * len(matrices)
+    assert most == 1 and len(read) == len(fresh)
+    assert not any(ref() is not None for ref in read)
+    assert executor.weight_bytes() >= 4 * sum(rows * columns for rows, columns in (matrix.shape for matrix in fresh.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_an_executor_takes_is_known_before(tied, dtype):
+    program, spec = make_program(dtype, tied=tied), make_spec(dtype)
+    arena = torch.zeros(spec.block_bytes, dtype=torch.uint8)
+    for kernels in ("auto", "reference"):
+        executor = make_executor(kernels, program, spec, arena, max_tokens=24, max_logit_rows=8, threads=2)
+        expected = workspace_bytes_for(program, spec, 24, 8, 2)
+        scratch = 0 if kernels == "auto" else attention_scratch_bytes(program, spec, 2)
+        assert executor.workspace_bytes() == expected - scratch and attention_scratch_bytes(program, spec, 2) > 0
+        loose = {}
+        for op in program.body + program.head:
+            found = (getattr(op, name, None) for name in ("weight", "bias", "q_norm", "k_norm"))
+            rope = getattr(op, "rope", None)
+            loose |= {id(t): t.nbytes for t in (*found, *((rope.cos, rope.sin) if rope else ())) if t is not None}
+        # A learned position has the dtype of the token table beside it.
+        positions = (POSITIONS + 2) * HIDDEN * (dtype.itemsize if kernels == "auto" and not tied else 4)
+        assert executor.weight_bytes() == matrix_bytes_for(kernels, program) + positions + sum(loose.values())
 
 
 def test_time_and_bytes_are_accounted_for():

@@ -24,15 +24,15 @@ def make_program(dtype=torch.float32):
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
     angles = torch.outer(torch.arange(64.0), 0.5 ** torch.arange(0.0, DIM // 2))
-    rope, table = Rope(angles.cos(), angles.sin()), Matrix(random(VOCAB, WIDTH).to(dtype))
+    rope, table = Rope(angles.cos(), angles.sin()), Matrix.of(random(VOCAB, WIDTH).to(dtype))
     body = [Embed(table, "hidden", scale=4.0)]
     for layer in range(2):
         body += [
             Norm("rms", "hidden", "normed", torch.ones(WIDTH), 1e-6),
-            Linear("normed", "qkv", Matrix(random((HEADS + 2 * KV_HEADS) * DIM, WIDTH).to(dtype))),
+            Linear("normed", "qkv", Matrix.of(random((HEADS + 2 * KV_HEADS) * DIM, WIDTH).to(dtype))),
             AppendKV("qkv", "q", layer, HEADS, rope, q_norm=torch.ones(DIM), k_norm=torch.ones(DIM)),
             Attention("q", "mixed", layer, HEADS, 0.5),
-            Linear("mixed", "hidden", Matrix(random(WIDTH, WIDTH).to(dtype)), accumulate=True),
+            Linear("mixed", "hidden", Matrix.of(random(WIDTH, WIDTH).to(dtype)), accumulate=True),
         ]
     hidden, normed = Buffer("hidden", WIDTH, "float32"), Buffer("normed", WIDTH, "compute")
     buffers = (hidden, normed, Buffer("qkv", 8 * DIM, "float32"), Buffer("q", WIDTH, "compute"), Buffer("mixed", WIDTH, "compute"))

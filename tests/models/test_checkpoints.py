@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB, tiny
 
 from octavo.core.errors import CapacityError, ConfigError, ModelLoadError, UnsupportedModelError
-from octavo.models.load import load_config, load_model
+from octavo.models.checkpoint import load_config
+from octavo.models.load import load_model
 from octavo.models.rope import rope_tables
+from octavo.spec.host import HostMemory
 
 IDS = torch.randint(3, VOCAB, (24,), generator=torch.Generator().manual_seed(2)).tolist()
 SINGLE = "model.safetensors"
@@ -52,18 +54,18 @@ def shard(folder, count=3):
 
 
 def test_shards_are_the_same_model_with_the_same_digest(folder):
-    whole = load_model(folder, dtype="float32")
+    whole = load_model(folder, dtype="float32").digest()
     shard(folder)
-    assert load_model(folder, dtype="float32").digest == whole.digest
+    assert load_model(folder, dtype="float32").digest() == whole
     assert_logits_close(logits(folder), tiny("llama-tied").logits(IDS))
 
 
 def test_digest_tells_weights_and_config_apart(folder):
-    whole = load_model(folder).digest
+    whole = load_model(folder).digest()
     change_config(folder, rms_norm_eps=1e-3)
-    other_config = load_model(folder).digest
+    other_config = load_model(folder).digest()
     change_tensors(folder, lambda tensors: tensors["model.norm.weight"].add_(1))
-    assert len({whole, other_config, load_model(folder).digest}) == 3
+    assert len({whole, other_config, load_model(folder).digest()}) == 3
 
 
 def test_missing_shard_is_named(folder):
@@ -227,6 +229,15 @@ def test_tables_beyond_reason_are_refused_with_the_setting(folder):
     assert load_model(folder, max_model_len=100).max_model_len == 100
 
 
+def test_room_for_the_rotary_tables_is_asked_for(folder, monkeypatch):
+    change_config(folder, max_position_embeddings=1 << 20)
+    tables = 2 * 4 * (1 << 20) * 8  # 16 elements of a head turn
+    monkeypatch.setattr("octavo.models.load.read_host_memory", lambda: HostMemory(tables, tables, "machine"))
+    with pytest.raises(CapacityError, match=f"{tables} for the rotary tables of max_model_len={1 << 20}"):
+        load_model(folder)
+    assert load_model(folder, max_model_len=1 << 10).max_model_len == 1 << 10
+
+
 def test_tables_cover_max_model_len(folder):
     config = load_config(folder)
     tables = rope_tables(config.rope, 77)
@@ -243,7 +254,7 @@ def test_dummy_weights_need_only_a_config_and_depend_on_the_seed(folder):
     first, again, other = (logits(folder, load_format="dummy", seed=seed) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.isfinite(first).all() and first.std() > 0
-    digests = {load_model(folder, load_format="dummy", seed=seed).digest for seed in (1, 2)}
+    digests = {load_model(folder, load_format="dummy", seed=seed).digest() for seed in (1, 2)}
     assert len(digests) == 2
 
 

@@ -11,9 +11,10 @@ from gguf_files import TYPES, write_gguf
 from tiny_models import VOCAB, tiny
 
 from octavo.core.errors import ModelLoadError, UnsupportedModelError
+from octavo.models.checkpoint import load_config
 from octavo.models.gguf_file import TENSOR_TYPES, open_gguf
 from octavo.models.gguf_weights import GGUFWeights
-from octavo.models.load import load_config, load_model
+from octavo.models.load import load_model
 
 IDS = torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 ARCHITECTURES = ["llama", "llama-biases", "qwen2", "qwen3", "gemma", "phi3", "gpt2"]

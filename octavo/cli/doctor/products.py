@@ -40,17 +40,17 @@ DEFAULT_SHAPES = (Shape(960, 576), Shape(576, 576), Shape(3072, 576, gated=True)
 def shapes_of(program: Program) -> list[Shape]:
     """Every product shape of a model, each once."""
     matrices = [op.matrix for op in (*program.body, *program.head) if isinstance(op, Linear)]
-    return list(dict.fromkeys(Shape(matrix.weight.shape[0], matrix.weight.shape[1], matrix.gated) for matrix in matrices))
+    return list(dict.fromkeys(Shape(*matrix.shape, matrix.gated) for matrix in matrices))
 
 
 def one_product(shape: Shape, dtype: torch.dtype, *, seed: int = 0) -> tuple[Program, MemorySpec, torch.Tensor]:
     """A program that is one product, in its head: logits of row i = weight x normalised row i.  Also its weight, [n, k] float32."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(shape.n, shape.k, generator=generator)
-    matrix = Matrix(weight, shape.gated)
+    matrix = Matrix.of(weight, shape.gated)
     width = shape.n // 2 if shape.gated else shape.n
     # A gated matrix can't be an embedding as well.
-    table = Matrix(torch.randn(width, shape.k, generator=generator)) if shape.gated else matrix
+    table = Matrix.of(torch.randn(width, shape.k, generator=generator)) if shape.gated else matrix
     program = Program(
         buffers=(Buffer("embedded", shape.k, "float32"), Buffer("hidden", shape.k, "compute")),
         body=(Embed(table, "embedded"), Norm("rms", "embedded", "hidden", torch.ones(shape.k), 1e-6)),
