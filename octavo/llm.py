@@ -88,6 +88,9 @@ class LLM:
         """
         if not messages:
             raise InvalidRequestError("there are no messages; send at least one")
+        taken = {"messages", "add_generation_prompt", "chat_template", "tools", "parse_special"} & set(chat_template_kwargs or {})
+        if taken:
+            raise InvalidRequestError(f"chat_template_kwargs can't hold {', '.join(sorted(taken))}; pass it by itself")
         conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
         variables = {**(chat_template_kwargs or {}), **({} if tools is None else {"tools": list(tools)})}
         prompts = []

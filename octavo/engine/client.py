@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import octavo
 from octavo.core import errors
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.outputs import CompletionOutput, RequestOutput
@@ -270,7 +269,7 @@ class EngineClient:
 
 def _environment() -> dict[str, str]:
     """This process's, with the folder that holds this very package on the path, and not the working directory."""
-    root = str(Path(octavo.__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
