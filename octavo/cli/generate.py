@@ -42,9 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     with LLM(**given(arguments, EngineConfig, skip={"seed"})) as llm:
         if not arguments.quiet:
             print(llm.memory_plan, file=sys.stderr)
+        asked = None
         if arguments.chat:
-            prompts = encode_chats(llm.tokenizer, [messages(prompt, arguments.system) for prompt in prompts])
-        return answer(llm, prompts, params, arguments, sys.stdout, sys.stderr)
+            chats = [messages(prompt, arguments.system) for prompt in prompts]
+            asked = [chat[-1]["content"] for chat in chats]
+            prompts = encode_chats(llm.tokenizer, chats)
+        return answer(llm, prompts, params, arguments, sys.stdout, sys.stderr, asked)
 
 
 def messages(prompt: Any, system: str | None) -> list[dict[str, str]]:
@@ -65,8 +68,16 @@ def encode_chats(tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, s
     return encoded
 
 
-def answer(llm: Any, prompts: Sequence[Any], params: SamplingParams, arguments: argparse.Namespace, out: TextIO, err: TextIO) -> int:
-    """Generate, print, report.  Returns the exit code: 0, 1 when an output failed, 130 after Ctrl-C."""
+def answer(
+    llm: Any,
+    prompts: Sequence[Any],
+    params: SamplingParams,
+    arguments: argparse.Namespace,
+    out: TextIO,
+    err: TextIO,
+    asked: Sequence[str] | None = None,
+) -> int:
+    """Generate, print, report.  asked: what stands above each answer, when that isn't the prompt itself.  Returns the exit code: 0, 1 when an output failed, 130 after Ctrl-C."""
     from octavo.cli.report import memory_report
     from octavo.cli.stream import make_requests
     from octavo.cli.watch import PoolWatch
@@ -95,7 +106,7 @@ def answer(llm: Any, prompts: Sequence[Any], params: SamplingParams, arguments: 
     if streaming:
         print(file=out)
     else:
-        show(outputs, arguments.json, out)
+        show(outputs, arguments.json, out, asked)
     failed = show_errors(outputs, err)
     if not arguments.quiet:
         plan = llm.memory_plan.as_dict()
@@ -106,15 +117,15 @@ def answer(llm: Any, prompts: Sequence[Any], params: SamplingParams, arguments: 
     return 1 if failed else 0
 
 
-def show(outputs: Sequence[RequestOutput], as_json: bool, out: TextIO) -> None:
+def show(outputs: Sequence[RequestOutput], as_json: bool, out: TextIO, asked: Sequence[str] | None = None) -> None:
     """Print finished outputs: JSON lines; one text as it is; or several, each under its prompt."""
     for number, output in enumerate(outputs):
         if as_json:
             print(json.dumps({"index": number, **dataclasses.asdict(output)}, ensure_ascii=False), file=out)
             continue
         if len(outputs) > 1:
-            asked = output.prompt if output.prompt is not None else f"{len(output.prompt_token_ids)} token ids"
-            print(f"[{number}] {asked}", file=out)
+            prompt = output.prompt if asked is None else asked[number]
+            print(f"[{number}] {prompt if prompt is not None else f'{len(output.prompt_token_ids)} token ids'}", file=out)
         for sample in output.outputs:
             print(sample.text if len(output.outputs) == 1 else f"({sample.index}) {sample.text}", file=out)
         if len(outputs) > 1:
