@@ -77,7 +77,10 @@ def answer(
     err: TextIO,
     asked: Sequence[str] | None = None,
 ) -> int:
-    """Generate, print, report.  asked: what stands above each answer, when that isn't the prompt itself.  Returns the exit code: 0, 1 when an output failed, 130 after Ctrl-C."""
+    """Generate, print, report.  asked: what stands above each answer, when that isn't the prompt itself.
+
+    Returns the exit code: 0, 1 when an output failed, 130 after Ctrl-C.
+    """
     from octavo.cli.report import memory_report
     from octavo.cli.stream import make_requests
     from octavo.cli.watch import PoolWatch
