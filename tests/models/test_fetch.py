@@ -116,7 +116,8 @@ def test_hub_snapshot_becomes_a_folder_with_its_commit(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["./smol", "../smol", ".hidden/smol", "models/.smol"])
-def test_a_mistyped_path_is_never_asked_of_the_hub(name):
+def test_a_mistyped_path_is_never_asked_of_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelLoadError, match="there is no such folder or file"):
         locate(name)
 
