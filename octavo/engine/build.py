@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 
+from octavo.core.errors import CapacityError, ConfigError
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import EngineLimits
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 # Rows of logits that exist at once.  More would cost memory (a row is a float32 per vocabulary entry) and gain no speed: at this many
 # rows the head's product no longer waits for its weights.
 MAX_LOGIT_ROWS = 64
+MAX_THREADS_PER_CPU = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
 
     Raises ModelLoadError kin for the files, CapacityError for memory, ConfigError for settings that contradict the model.
     """
-    threads = config.threads or usable_cpus()
+    threads = _threads(config)
     check_kernels(config.kernels)
     tokenizer = load_tokenizer(config)
     model = load_model(
@@ -81,7 +83,8 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     runner = TorchRunner(
         executor,
         Sampler(model.config.vocab_size, make_sampling_ops(config.kernels, threads)),
-        max_num_seqs=config.max_num_seqs,
+        # Each running sequence takes a row of every step, so no more than that can run.
+        max_num_seqs=min(config.max_num_seqs, config.max_num_batched_tokens),
         max_blocks_per_seq=min(plan.num_blocks, spec.blocks_for(model.max_model_len)),
         max_logit_rows=_logit_rows(config),
         contiguous=config.kv_layout == "reserved",
@@ -109,15 +112,32 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     return load_text_tokenizer(tokenizer_source(config.model, revision=config.revision))
 
 
+def _threads(config: EngineConfig) -> int:
+    """All that this process may use, or as many as asked for.  Raises ConfigError for a team that would mostly wait for itself."""
+    cpus = usable_cpus()
+    if config.threads is not None and config.threads > MAX_THREADS_PER_CPU * cpus:
+        raise ConfigError(
+            f"threads={config.threads}, and this process may use {cpus} CPUs: the threads of a step wait for each other, so more"
+            f" of them than CPUs only slow it down; set threads to at most {cpus}, or leave it out"
+        )
+    return config.threads or cpus
+
+
 def _size_pool(config: EngineConfig, model: LoadedModel, spec: MemorySpec, threads: int) -> MemoryPlan:
     """How many blocks: from what is free now, less what the executor is still to take.  Warns of a pool below one sequence."""
     workspaces = workspace_bytes_for(model.program, spec, config.max_num_batched_tokens, _logit_rows(config), threads)
     matrices = matrix_bytes_for(config.kernels, model.program)
+    available = read_host_memory().available
+    if workspaces + matrices > available:
+        raise CapacityError(
+            f"the weights take {matrices:,} bytes and the workspaces {workspaces:,}, and {available:,} are free; lower"
+            f" max_num_batched_tokens={config.max_num_batched_tokens} or max_model_len={model.max_model_len}"
+        )
     plan = plan_memory(
         spec,
         weights_bytes=matrices,
         workspace_bytes=workspaces,
-        available_bytes=max(0, read_host_memory().available - workspaces - matrices),
+        available_bytes=available - workspaces - matrices,
         max_model_len=model.max_model_len,
         num_blocks=config.num_blocks,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,

@@ -168,6 +168,8 @@ def test_a_short_pool_starts_with_one_notice_and_refuses_what_can_never_fit(capl
         ({"max_model_len": 10**6}, ConfigError, "max_model_len=1000000"),
         ({"dtype": "float16"}, ConfigError, "dtype='float16'"),
         ({"kernels": "sse2"}, ConfigError, "kernels='sse2'"),
+        ({"threads": 1000}, ConfigError, "threads=1000, and this process may use"),
+        ({"max_num_batched_tokens": 10**9}, CapacityError, "lower max_num_batched_tokens=1000000000"),
         ({"gpu_memory_utilization": 0.9}, ConfigError, "did you mean 'memory_utilization'"),
         ({"memory_utilization": "0.5"}, ConfigError, "must be a number"),
     ],
