@@ -103,6 +103,8 @@ class LLM:
                 )
             except InvalidRequestError as error:
                 raise InvalidRequestError(error.detail, index=index) from error
+            except TypeError as error:
+                raise InvalidRequestError(f"a conversation is a list of messages, not {conversation!r}", index=index) from error
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:

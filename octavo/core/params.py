@@ -1,7 +1,7 @@
 """`SamplingParams`: how a request's tokens are chosen and when it ends."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None
+    bad_words: str | Sequence[str] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
@@ -86,10 +86,13 @@ class SamplingParams:
             )
         if self.seed is not None:
             _whole("seed", self.seed, 0, SEED_LIMIT - 1)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequestError(f"{name}={value!r} must be True or False")
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
-        object.__setattr__(self, "stop", _texts("stop", [self.stop] if isinstance(self.stop, str) else self.stop, MAX_STOP_STRINGS))
+        object.__setattr__(self, "stop", _texts("stop", self.stop, MAX_STOP_STRINGS))
         object.__setattr__(self, "bad_words", _texts("bad_words", self.bad_words, 1024))
         object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
@@ -136,8 +139,16 @@ def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = 
         raise InvalidRequestError(f"{name}={value} must be {above} {low:g}" + ("" if high == math.inf else f" and at most {high:g}"))
 
 
+def _sequence(name: str, given: Any, what: str) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | Set):
+        raise InvalidRequestError(f"{name}={given!r} must be a list of {what}")
+    return tuple(given)
+
+
 def _texts(name: str, given: Any, limit: int) -> tuple[str, ...]:
-    values: tuple[str, ...] = tuple(given or ())
+    values = _sequence(name, [given] if isinstance(given, str) else given, "strings")
     if len(values) > limit:
         raise InvalidRequestError(f"{name} has {len(values)} entries; at most {limit} are taken")
     for value in values:
@@ -147,7 +158,7 @@ def _texts(name: str, given: Any, limit: int) -> tuple[str, ...]:
 
 
 def _ids(name: str, given: Any) -> tuple[int, ...]:
-    values: tuple[int, ...] = tuple(given or ())
+    values = _sequence(name, given, "token ids")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise InvalidRequestError(f"{name} has the entry {value!r}; each must be a token id of 0 or more")
@@ -155,8 +166,10 @@ def _ids(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidRequestError(f"logit_bias={bias!r} must be a mapping of token ids to numbers")
     checked: dict[int, float] = {}
-    for key, value in dict(bias).items():
+    for key, value in bias.items():
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise InvalidRequestError(f"logit_bias has the key {key!r}; each must be a token id of 0 or more")

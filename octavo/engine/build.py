@@ -11,7 +11,7 @@ from octavo.engine.processor import OutputProcessor
 from octavo.kernels.choice import check_kernels, make_executor, make_sampling_ops, matrix_bytes_for
 from octavo.kernels.sizes import workspace_bytes_for
 from octavo.kv.layouts import make_kv_cache
-from octavo.models.checkpoint import tokenizer_source
+from octavo.models.checkpoint import load_config, tokenizer_source
 from octavo.models.load import LoadedModel, load_model
 from octavo.runner.arena import Arena
 from octavo.runner.runner import TorchRunner, warm_up
@@ -49,6 +49,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     """
     threads = _threads(config)
     check_kernels(config.kernels)
+    load_config(config.model, revision=config.revision)  # what the model is comes first: it says most of what can be wrong
     tokenizer = load_tokenizer(config)
     model = load_model(
         config.model,

@@ -3,8 +3,8 @@
 import pytest
 from engine_models import EOS, VOCAB, start
 
-from octavo import SamplingParams
-from octavo.core.errors import CapacityError, ConfigError, InvalidRequestError, OctavoError
+from octavo import LLM, SamplingParams
+from octavo.core.errors import CapacityError, ConfigError, InvalidRequestError, OctavoError, UnsupportedModelError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, seed=0)
 
@@ -271,3 +271,36 @@ def test_stats_and_check_may_be_asked_while_another_thread_generates(llm):
     done.set()
     asker.join()
     assert not faults
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": 5},
+        {"stop_token_ids": 5},
+        {"logit_bias": [1]},
+        {"bad_words": 5},
+        {"skip_special_tokens": "no"},
+        {"ignore_eos": 3},
+        {"include_stop_str_in_output": None},
+    ],
+)
+def test_a_parameter_of_another_kind_is_refused_by_name(options):
+    with pytest.raises(InvalidRequestError, match=next(iter(options))):
+        SamplingParams(**options)
+
+
+def test_one_bad_word_may_be_a_plain_string():
+    assert SamplingParams(bad_words=" Paris").bad_words == (" Paris",)
+
+
+def test_the_architecture_is_judged_before_the_tokenizer(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    with pytest.raises(UnsupportedModelError, match=r"bert|Bert"):
+        LLM(tmp_path)
+
+
+@pytest.mark.parametrize("conversations", [[None], [[{"role": "user", "content": "Hi"}], 5]])
+def test_what_is_no_conversation_is_refused(llm, conversations):
+    with pytest.raises(InvalidRequestError):
+        llm.chat(conversations, GREEDY)
