@@ -130,7 +130,8 @@ class Scheduler:
         if self._in_flight is not None:
             raise InvariantError(f"step {self._in_flight.step} was neither committed nor dropped before the next was asked for")
         streams = sum(1 for sequence in self._running if len(sequence.tokens) - sequence.num_computed == 1)
-        draft = Draft(self._chunk_budget.tokens(streams))
+        behind = len(self._running) - streams + len(self._waiting)
+        draft = Draft(self._chunk_budget.tokens(streams, behind))
         memory_was_short = self._advance_running(draft)
         # Whoever just yielded would be the first to enter again: it waits for the next step.
         if not self._running or not (memory_was_short or self._static):

@@ -54,6 +54,26 @@ def test_a_prompt_always_advances_and_never_takes_a_streams_place() -> None:
     assert ChunkBudget(2048, 0.1).tokens(1) == FIRST_CHUNK
 
 
+def test_one_disturbed_step_moves_nothing() -> None:
+    budget = ChunkBudget(2048, 0.1)
+    for _ in range(30):
+        step(budget, 4, budget.tokens(4), 1000.0, 0.001)
+        step(budget, 4, 0, 1000.0, 0.001)
+    calm = budget.tokens(4)
+    budget.observe(4, calm, 5.0)
+    budget.observe(4, 0, 5.0)
+    assert budget.tokens(4) == pytest.approx(calm, abs=2 * LEAST_CHUNK)
+
+
+def test_a_step_is_stretched_by_how_many_wait_and_never_beyond_three_targets() -> None:
+    budget = ChunkBudget(4096, 0.1)
+    for _ in range(30):
+        step(budget, 10, budget.tokens(10), 1000.0, 0.0)
+        step(budget, 10, 0, 1000.0, 0.0)
+    one, few, many = (step(budget, 10, budget.tokens(10, behind), 1000.0, 0.0) for behind in (1, 10, 1000))
+    assert 0.09 <= one <= 0.12 and 0.18 <= few <= 0.21 and 0.27 <= many <= 0.31
+
+
 def peak_by_walking(members: list[tuple[int, int]]) -> int:
     """The definition: all grow by one token a step, and each goes when it has nothing left."""
     peak, now = 0, 0
