@@ -53,23 +53,22 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "default",
+        cache_salt: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Answer every prompt; results in input order.
 
         prompts: text, a list of token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
-        sampling_params: one for all, or one for each.  use_tqdm: a progress bar once the work takes longer than two seconds.
+        sampling_params: one for all, or one for each.  use_tqdm: a progress bar once the work takes longer than two seconds, where
+        the error stream is a terminal.
+        tenant, cache_salt: whose memory it is, one for all or one for each: only requests of the same two share what was computed.
 
         Every prompt is checked before any is queued: InvalidRequestError names the index of the one that can't be served.  What
         fails while running sets its own output's finish_reason to "error", and `error` to the cause; the others return.
         """
         batch = _as_list(prompts)
-        params = _spread("sampling_params", sampling_params or SamplingParams(), len(batch), SamplingParams)
-        options = [{"priority": one} for one in _spread("priority", priority, len(batch), int)]
-        with self._turn:
-            if self._closed:
-                raise OctavoError("this LLM is closed; make a new one")
-            requests = self.inputs.requests(batch, params, options)
-            return self._run(requests, use_tqdm)
+        options = _options(len(batch), priority=(priority, int), tenant=(tenant, str), cache_salt=(cache_salt, str))
+        return self._answer(batch, sampling_params, options, use_tqdm)
 
     def chat(
         self,
@@ -81,20 +80,24 @@ class LLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tenant: str | Sequence[str] = "default",
+        cache_salt: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered by the model's chat template.  Otherwise as `generate`.
 
-        chat_template: Jinja source to use instead of the model's.  chat_template_kwargs, tools: passed to the template.
+        chat_template: Jinja source to use instead of the model's; what is computed under it is shared only with requests that sent
+        the same.  chat_template_kwargs, tools: passed to the template.
         """
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+            raise InvalidRequestError(f"messages must be a list of messages or of conversations, not {type(messages).__name__}")
         if not messages:
             raise InvalidRequestError("there are no messages; send at least one")
-        taken = {"messages", "add_generation_prompt", "chat_template", "tools", "parse_special"} & set(chat_template_kwargs or {})
-        if taken:
-            raise InvalidRequestError(f"chat_template_kwargs can't hold {', '.join(sorted(taken))}; pass it by itself")
         conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
-        variables = {**(chat_template_kwargs or {}), **({} if tools is None else {"tools": list(tools)})}
-        prompts = []
+        variables = _template_variables(chat_template_kwargs, tools)
+        prompts: list[PromptInput] = []
         for index, conversation in enumerate(conversations):
+            if not isinstance(conversation, Sequence) or isinstance(conversation, str | bytes):
+                raise InvalidRequestError(f"a conversation is a list of messages, not {conversation!r}", index=index)
             try:
                 prompts.append(
                     self.tokenizer.encode_chat(
@@ -103,13 +106,22 @@ class LLM:
                 )
             except InvalidRequestError as error:
                 raise InvalidRequestError(error.detail, index=index) from error
-            except TypeError as error:
-                raise InvalidRequestError(f"a conversation is a list of messages, not {conversation!r}", index=index) from error
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        options = _options(len(prompts), tenant=(tenant, str), cache_salt=(cache_salt, str))
+        return self._answer(prompts, sampling_params, [{**one, "chat_template": chat_template} for one in options], use_tqdm)
+
+    def _answer(
+        self, prompts: Sequence[PromptInput], sampling_params: Any, options: list[dict[str, Any]], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        params = _spread("sampling_params", sampling_params or SamplingParams(), len(prompts), SamplingParams)
+        with self._turn:
+            if self._closed:
+                raise OctavoError("this LLM is closed; make a new one")
+            return self._run(self.inputs.requests(prompts, params, options), use_tqdm)
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         collectors = {request.request_id: Collector(request) for request in requests}
-        bar = tqdm(total=len(requests), desc="requests", disable=not use_tqdm, delay=2, leave=False)
+        # None lets tqdm decide: it draws on a terminal, never into a pipe or a file.
+        bar = tqdm(total=len(requests), desc="requests", disable=None if use_tqdm else True, delay=2, leave=False)
         # Ctrl-C waits for the end of a step, so that none is torn in the middle; what was queued is aborted.
         with Interrupt() as interrupt, bar:
             for deltas in steps(self.engine, requests):
@@ -162,9 +174,14 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        tenant: str = "default",
+        cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
-        """Yield deltas: each output's `text` and `token_ids` are what is new.  Leaving the iterator aborts the request."""
-        options: dict[str, Any] = {"priority": priority}
+        """Yield deltas: each output's `text` and `token_ids` are what is new.  Leaving the iterator aborts the request.
+
+        priority, tenant, cache_salt: as for `LLM.generate`.
+        """
+        options: dict[str, Any] = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
         if request_id is not None:
             options["request_id"] = request_id
         # In a thread: a long text takes a while to split, and the other streams' deltas must not wait for it.
@@ -208,15 +225,32 @@ def _as_list(prompts: Any) -> list[PromptInput]:
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise InvalidRequestError(f"prompts must be text, token ids, or a list of prompts, not {type(prompts).__name__}")
-    if prompts and all(isinstance(token, int) for token in prompts):
-        return [prompts]
-    return list(prompts)
+    # The first entry tells which list it is; a wrong one further on is then named as what it was meant to be.
+    return [prompts] if prompts and isinstance(prompts[0], int) else list(prompts)
+
+
+def _options(count: int, **given: tuple[Any, type]) -> list[dict[str, Any]]:
+    """The options of each prompt.  given: by name, a value for all or one for each, and its type.  Raises InvalidRequestError."""
+    spread = {name: _spread(name, value, count, kind) for name, (value, kind) in given.items()}
+    return [{name: values[i] for name, values in spread.items()} for i in range(count)]
+
+
+def _template_variables(variables: Any, tools: Any) -> dict[str, Any]:
+    """What a chat's caller gives to the template.  Raises InvalidRequestError."""
+    if variables is not None and not (isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)):
+        raise InvalidRequestError(f"chat_template_kwargs must be a mapping from names to values, not {variables!r}")
+    if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, str | bytes)):
+        raise InvalidRequestError(f"tools must be a list of mappings, not {type(tools).__name__}")
+    taken = {"self", "messages", "add_generation_prompt", "chat_template", "tools", "parse_special"} & set(variables or {})
+    if taken:
+        raise InvalidRequestError(f"chat_template_kwargs can't hold {', '.join(sorted(taken))}: the template has it from elsewhere")
+    return {**(variables or {}), **({} if tools is None else {"tools": list(tools)})}
 
 
 def _spread(name: str, value: Any, count: int, kind: type) -> list[Any]:
     if isinstance(value, kind):
         return [value] * count
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise InvalidRequestError(f"{name} must be of {kind.__name__}, one for all or one for each prompt, not {value!r}")
     values = list(value)
     if len(values) != count:

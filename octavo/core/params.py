@@ -1,15 +1,18 @@
-"""`SamplingParams`: how a request's tokens are chosen and when it ends."""
+"""`SamplingParams` and `BeamSearchParams`: how a request's tokens are chosen and when it ends."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from octavo.core.errors import InvalidRequestError
 
 MAX_SAMPLES = 256
 MAX_STOP_STRINGS = 64
 MAX_LOGPROBS = 1024
+MAX_BEAM_WIDTH = 256
+# With it no length below 2**31 leaves float32: (2**31) ** 4 == 2**124.
+MAX_LENGTH_PENALTY = 4.0
 # Below this a division by the temperature overflows float32 for ordinary logits: it is greedy by any measure.
 GREEDY_BELOW = 1e-5
 SEED_LIMIT = 2**64
@@ -29,7 +32,8 @@ class SamplingParams:
     Built once, never mutated, and shared freely between requests.  Construction checks everything that can be
     checked without a model; `check_vocab` checks the rest.
 
-    n: samples of one prompt; each draws from its own counter.
+    n: samples of one prompt; each draws from its own counter.  best_of: draw so many, and return the n with the highest sum of logprobs,
+        the best first (None: as many as n).
     temperature: 0 (or below 1e-5) is greedy.  top_p: in (0, 1].  top_k: 0 or -1 switches it off.  min_p: in [0, 1].
     presence_penalty, frequency_penalty: in [-2, 2], over generated tokens.
     repetition_penalty: above 0, over prompt and generated tokens (Keskar et al. 2019, section 4.1).
@@ -47,6 +51,7 @@ class SamplingParams:
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -70,6 +75,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _whole("n", self.n, 1, MAX_SAMPLES)
+        if self.best_of is not None:
+            _whole("best_of", self.best_of, 1, MAX_SAMPLES)
+            if self.best_of < self.n:
+                raise InvalidRequestError(f"best_of={self.best_of} is below n={self.n}; raise it, or lower n")
         _number("temperature", self.temperature, 0.0, math.inf)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _whole("top_k", self.top_k, -1, 2**31 - 1)
@@ -87,8 +96,7 @@ class SamplingParams:
         if self.seed is not None:
             _whole("seed", self.seed, 0, SEED_LIMIT - 1)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise InvalidRequestError(f"{name}={value!r} must be True or False")
+            _flag(name, getattr(self, name))
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 _whole(name, value, 0, MAX_LOGPROBS)
@@ -107,9 +115,24 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def num_samples(self) -> int:
+        """How many are drawn."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more are drawn than returned: then which, is known only when all have ended."""
+        return self.num_samples > self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As `logprobs`, but at least the chosen token's own where samples are ranked by it."""
+        return 0 if self.logprobs is None and self.chooses else self.logprobs
+
+    @property
     def max_tokens_given(self) -> bool:
         """Whether the caller wrote `max_tokens`: then it is kept or refused, never capped."""
-        return self.max_tokens is not None and not isinstance(self.max_tokens, _Unset)
+        return _given(self.max_tokens)
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise InvalidRequestError when a token id named here isn't in a vocabulary of `vocab_size`."""
@@ -119,9 +142,99 @@ class SamplingParams:
             "logit_bias": self.logit_bias,
         }
         for name, ids in named.items():
-            for token in ids or ():
-                if token >= vocab_size:
-                    raise InvalidRequestError(f"{name} names token id {token}; this model's ids are 0 to {vocab_size - 1}")
+            _inside(name, ids, vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Parameters of beam search: names as vLLM's users know them where vLLM has them, the search itself as in Hugging Face
+    transformers' `generate(num_beams=beam_width, ...)`.
+
+    Built once, never mutated, and shared freely between requests.  `check_vocab` checks what needs a model.
+
+    beam_width: beams that live side by side.  n: hypotheses returned, the best first; None means `beam_width`.
+    max_tokens: as in SamplingParams.
+    length_penalty: hypotheses are ranked by (sum of logprobs) / (generated tokens) ** length_penalty, the ending EOS counted; above 0
+        it favours long ones, below 0 short ones.  In [-4, 4].
+    early_stopping: when to end once `beam_width` hypotheses have finished.  True: at once.  False: when the best live beam, at its
+        present length, is no better than the worst of them.  "never": when it can't get better up to `max_tokens` either.
+    temperature: 0 and nothing else: the search draws nothing, and ranks by the model's own log-softmax in float32.  (vLLM takes any
+        value and then disregards it.)
+    ignore_eos, stop_token_ids, skip_special_tokens, include_stop_str_in_output: as in SamplingParams; the last decides whether the
+        spelling of the id that ended a hypothesis is in its text.
+
+    Raises InvalidRequestError.
+    """
+
+    beam_width: int
+    n: int | None = None
+    max_tokens: int | None = MAX_TOKENS_DEFAULT
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    stop_token_ids: Sequence[int] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        if self.n is not None:
+            _whole("n", self.n, 1, MAX_BEAM_WIDTH)
+            if self.n > self.beam_width:
+                raise InvalidRequestError(f"n={self.n} is above beam_width={self.beam_width}; lower it or raise beam_width")
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequestError(f"early_stopping={self.early_stopping!r} must be True, False or 'never'")
+        _number("temperature", self.temperature, 0.0, math.inf)
+        if self.temperature >= GREEDY_BELOW:
+            raise InvalidRequestError(
+                f"temperature={self.temperature} would change nothing: beam search draws no tokens; leave it at 0, "
+                "or use SamplingParams to draw"
+            )
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _flag(name, getattr(self, name))
+        object.__setattr__(self, "length_penalty", float(self.length_penalty))
+        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+
+    @property
+    def num_returned(self) -> int:
+        return self.beam_width if self.n is None else self.n
+
+    @property
+    def max_tokens_given(self) -> bool:
+        """As of SamplingParams."""
+        return _given(self.max_tokens)
+
+    def check_vocab(self, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
+        """Raise InvalidRequestError when a vocabulary of `vocab_size` lacks an id named here, or can't feed so many beams.
+
+        eos_token_ids: the model's, which end a hypothesis, too, unless `ignore_eos`.
+        """
+        _inside("stop_token_ids", self.stop_token_ids, vocab_size)
+        stops = len({*(self.stop_token_ids or ()), *(() if self.ignore_eos else eos_token_ids)})
+        if self.beam_width > vocab_size - stops:
+            raise InvalidRequestError(
+                f"beam_width={self.beam_width} is above the {vocab_size - stops} ids with which a beam can go on (a vocabulary of "
+                f"{vocab_size}, of which {stops} end it); lower beam_width to at most that"
+            )
+
+
+def _given(max_tokens: int | None) -> bool:
+    return max_tokens is not None and not isinstance(max_tokens, _Unset)
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name}={value!r} must be True or False")
+
+
+def _inside(name: str, ids: Iterable[int] | None, vocab_size: int) -> None:
+    for token in ids or ():
+        if token >= vocab_size:
+            raise InvalidRequestError(f"{name} names token id {token}; this model's ids are 0 to {vocab_size - 1}")
 
 
 def _whole(name: str, value: Any, low: int, high: int | None) -> None:

@@ -33,7 +33,10 @@ class SequenceStart:
 class Chunk:
     """One sequence's part of a step: compute `tokens` at absolute positions `start`, `start + 1`, ...
 
-    new_blocks: block ids appended to the sequence's table since its last chunk (all of them after a SequenceStart).
+    new_blocks: block ids of the sequence's table from entry `first_block` on: what was appended or replaced since its last chunk (all of
+        them after a SequenceStart).
+    copies: (source block, destination block) pairs: this sequence goes on in copies of blocks that stay another's.  The copies of all
+        chunks are made before any chunk of the plan writes.
     sample: whether the last row's logits choose the next token.
     write: False computes queries only and leaves the cache as it is (the last token of a full prefix hit).
     prompt_rows: how many leading rows owe a prompt logprob (the row at position p scores the prompt token at p + 1).
@@ -44,23 +47,28 @@ class Chunk:
     tokens: tuple[int, ...]
     new_blocks: tuple[int, ...]
     sample: bool
+    first_block: int = 0
+    copies: tuple[tuple[int, int], ...] = ()
     write: bool = True
     prompt_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything that one step does, in this order: forget `released`, enter `started`, do `copies`, compute `chunks`.
+    """Everything that one step does, in this order: forget `released`, enter `started`, make the chunks' copies, compute `chunks`.
 
     released: sequences whose tables and sampler state are dropped (finished, aborted or preempted since the last plan).
-    copies: (source block, destination block) pairs; sources are read before any of `chunks` writes.
     """
 
     step: int
     released: tuple[int, ...] = ()
     started: tuple[SequenceStart, ...] = ()
-    copies: tuple[tuple[int, int], ...] = ()
     chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def copies(self) -> tuple[tuple[int, int], ...]:
+        """Those of all chunks: one batch, in which no block is both source and destination."""
+        return tuple(copy for chunk in self.chunks if chunk.copies for copy in chunk.copies)
 
     @property
     def num_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from octavo.core.params import SamplingParams
+from octavo.core.params import BeamSearchParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,9 @@ class Request:
     arrival: the engine's order of admission; a smaller number came earlier.
     priority: lower is earlier.
     tenant, cache_salt: the namespace of its memory; requests of different namespaces never share.
+    published: it computes the content of the publication of that name, and shares memory with that alone.
+    beam: asks for a beam search; `params` then say what each beam reports (its likeliest tokens), and how many results are wanted (n).
+    chat_template: digest of the template that was sent with it; None when the model's own, or none, made the prompt.
     """
 
     request_id: str
@@ -30,4 +33,7 @@ class Request:
     priority: int = 0
     tenant: str = "default"
     cache_salt: str = ""
+    chat_template: str | None = None
+    published: str | None = None
+    beam: BeamSearchParams | None = None
     bad_words_ids: tuple[tuple[int, ...], ...] = ()

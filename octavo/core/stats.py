@@ -15,6 +15,10 @@ class MemoryStats:
         external: in no lease, yet unusable: rounding of contiguous regions, and free regions that are too short;
         free: can be taken now (cached blocks included);
         out of service: in a quarantined or offline block.
+    Sharing: blocks_shared have two holders or more; blocks_saved is how many more blocks there would be if each holder had its own;
+        blocks_pinned are kept by a pin or a publication, and are evicted last.
+    evictions_*: cached blocks that lost their content, since the memory was made: for others (capacity), by their tenant's quota, by
+        `reset_cache`, and by the end of their publication.
     """
 
     block_size: int
@@ -29,6 +33,13 @@ class MemoryStats:
     tokens_internal: int
     tokens_external: int
     tokens_free: int
+    blocks_shared: int = 0
+    blocks_saved: int = 0
+    blocks_pinned: int = 0
+    evictions_capacity: int = 0
+    evictions_quota: int = 0
+    evictions_reset: int = 0
+    evictions_unpublished: int = 0
 
     @property
     def tokens_total(self) -> int:
@@ -44,13 +55,18 @@ class EngineStats(MemoryStats):
     """The memory and the scheduler's queues at one moment, and the scheduler's counts since it was made.
 
     tokens_computed: rows computed in committed steps.  tokens_recomputed: those of them that a preemption had thrown away before.
-    tokens_cached: tokens read from memory instead of computed, at admission.
+    following: those of the waiting that wait for a prefix which somebody else is computing.
+    tokens_cached: tokens read from memory instead of computed, at every admission.
+    prompt_tokens: of requests that were admitted; prompt_tokens_cached: those of them that were read from memory at first admission.
+    tokens_forked: prompt tokens that further samples of a request share with its first.
+    sharing_mean: blocks saved by sharing, as a share of the blocks there would be without it, on average over steps.
     overtakes: sequences that were admitted past a head of the queue that did not fit.
     output_share: how much of max_tokens a sequence is expected to use (1: all of it), as seen so far.
     prefill_speed: prompt tokens per second, as measured (0: not measured yet).
     """
 
     waiting: int
+    following: int
     running: int
     steps: int
     preemptions: int
@@ -58,9 +74,18 @@ class EngineStats(MemoryStats):
     tokens_computed: int
     tokens_recomputed: int
     tokens_cached: int
+    prompt_tokens: int
+    prompt_tokens_cached: int
+    tokens_forked: int
+    sharing_mean: float
     output_share: float
     prefill_speed: float
 
+    @property
+    def hit_rate(self) -> float:
+        """Prompt tokens read from memory, of all that were asked for; 0.0 before any was."""
+        return self.prompt_tokens_cached / self.prompt_tokens if self.prompt_tokens else 0.0
+
     def as_dict(self) -> dict[str, int | float]:
-        """Every field by its name."""
-        return asdict(self)
+        """Every field by its name, and the hit rate."""
+        return {**asdict(self), "hit_rate": self.hit_rate}

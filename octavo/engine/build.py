@@ -3,9 +3,11 @@
 import logging
 from dataclasses import dataclass, replace
 
+from octavo.core.cache_key import CacheKey
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
+from octavo.engine.identity import cache_key_of
 from octavo.engine.inputs import EngineLimits
 from octavo.engine.processor import OutputProcessor
 from octavo.kernels.choice import check_kernels, make_executor, make_sampling_ops, matrix_bytes_for
@@ -14,7 +16,7 @@ from octavo.kv.layouts import make_kv_cache
 from octavo.models.checkpoint import load_config, tokenizer_source
 from octavo.models.load import LoadedModel, load_model
 from octavo.runner.arena import Arena
-from octavo.runner.runner import TorchRunner, warm_up
+from octavo.runner.runner import TorchRunner, copy_seconds, warm_up
 from octavo.sampling.sampler import Sampler
 from octavo.scheduler.scheduler import Scheduler
 from octavo.spec.budget import MemoryPlan, plan_memory
@@ -40,6 +42,7 @@ class BuiltEngine:
     tokenizer: Tokenizer
     limits: EngineLimits
     plan: MemoryPlan
+    cache_key: CacheKey
 
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
@@ -70,6 +73,12 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         max_model_len=model.max_model_len,
         kv_layout=config.kv_layout,
         reserve=config.reserve,
+        prefix_index=config.prefix_index if config.enable_prefix_caching else None,
+        eviction=config.eviction,
+        recompute_cost=model.config.relative_cost,
+        quotas={tenant: tokens // config.block_size for tenant, tokens in (config.cache_quotas or {}).items()},
+        default_quota=None if config.default_cache_quota is None else config.default_cache_quota // config.block_size,
+        pin_share=config.pin_share,
     )
     executor = make_executor(
         config.kernels,
@@ -91,12 +100,15 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         contiguous=config.kv_layout == "reserved",
     )
     warm_up(executor, min(config.max_num_batched_tokens, 64))
+    cache_key = cache_key_of(model, tokenizer, spec, kernels=executor.name, revision=config.revision)
     scheduler = Scheduler(
         manager,
+        cache_key=cache_key,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         batching=config.batching,
         target_step_seconds=config.target_step_seconds,
+        copy_seconds=copy_seconds(executor, plan.num_blocks),
     )
     limits = EngineLimits(
         vocab_size=model.config.vocab_size,
@@ -105,7 +117,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         eos_token_ids=tuple(sorted({*model.config.eos_token_ids, *tokenizer.eos_token_ids})),
         pool=plan.sized_by,
     )
-    return BuiltEngine(config, Engine(scheduler, runner, OutputProcessor(tokenizer)), tokenizer, limits, plan)
+    return BuiltEngine(config, Engine(scheduler, runner, OutputProcessor(tokenizer)), tokenizer, limits, plan, cache_key)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:

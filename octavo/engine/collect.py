@@ -1,6 +1,6 @@
 """From the deltas of a request to its whole output."""
 
-from octavo.core.outputs import CompletionOutput, FinishReason, RequestOutput
+from octavo.core.outputs import CacheReport, CompletionOutput, FinishReason, RequestOutput
 from octavo.core.plan import TokenLogprobs
 from octavo.core.request import Request
 
@@ -27,7 +27,7 @@ class Collector:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._samples = [_Sample() for _ in range(request.params.n)]
-        self._cached = 0
+        self._cache: CacheReport | None = None
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self.finished = False
 
@@ -35,7 +35,7 @@ class Collector:
         """Take one delta in.  Mutates."""
         for output in delta.outputs:
             self._samples[output.index].add(output)
-        self._cached = max(self._cached, delta.num_cached_tokens)
+        self._cache = self._cache or delta.cache
         self._prompt_logprobs = delta.prompt_logprobs or self._prompt_logprobs
         self.finished = self.finished or delta.finished
 
@@ -48,7 +48,8 @@ class Collector:
             prompt_token_ids=request.prompt_token_ids,
             outputs=tuple(self._completion(index, sample, unfinished) for index, sample in enumerate(self._samples)),
             finished=self.finished,
-            num_cached_tokens=self._cached,
+            num_cached_tokens=0 if self._cache is None else self._cache.num_tokens,
+            cache=self._cache,
             prompt_logprobs=self._prompt_logprobs,
         )
 
@@ -64,4 +65,6 @@ class Collector:
             finish_reason=(last.finish_reason if last is not None else None) or unfinished,
             stop_reason=last.stop_reason if last is not None else None,
             error=last.error if last is not None else None,
+            cumulative_logprob=last.cumulative_logprob if last is not None else None,
+            score=last.score if last is not None else None,
         )

@@ -25,7 +25,11 @@ class EngineConfig:
     max_model_len: tokens of a sequence, prompt and output; None: what the model was made for.
     max_num_seqs: sequences that run at once.  max_num_batched_tokens: tokens computed in one step.
     target_step_seconds: while streams run, a prompt's chunk is cut so that a step takes about this long.
-    enable_prefix_caching, prefix_index: accepted; see docs/ARCHITECTURE.md for which index stands behind them.
+    enable_prefix_caching: keep what was computed, and read equal prefixes from memory.  prefix_index: how they are found, "hash" or "radix": the
+        same hits either way (see docs/CACHE.md).
+    eviction: which cached block gives way first: "lru", the least recently used, or "cost", the one that is cheapest to compute again.
+    cache_quotas: tenant -> tokens of it that may stay cached when no request holds them; default_cache_quota: of those not named (None: no bound).
+    pin_share: pins and publications together cover at most this share of the pool.
     kv_layout, reserve: "paged", or a contiguous region per request of the size that `reserve` says (a baseline to compare with).
     batching: "continuous", or "static": a whole batch runs to its end (a baseline to compare with).
     threads: of the compute kernels; None: the CPUs this process may use.
@@ -47,6 +51,10 @@ class EngineConfig:
     target_step_seconds: float = 0.1
     enable_prefix_caching: bool = True
     prefix_index: Literal["hash", "radix"] = "hash"
+    eviction: Literal["lru", "cost"] = "lru"
+    cache_quotas: Mapping[str, int] | None = None
+    default_cache_quota: int | None = None
+    pin_share: float = 0.5
     kv_layout: Literal["paged", "reserved"] = "paged"
     reserve: Literal["max", "pow2", "oracle"] = "max"
     batching: Literal["continuous", "static"] = "continuous"
@@ -67,16 +75,22 @@ class EngineConfig:
             raise ConfigError(
                 f"num_blocks={self.num_blocks} and kv_cache_memory_bytes={self.kv_cache_memory_bytes} both size the pool; give one"
             )
-        for name in ("memory_utilization", "target_step_seconds"):
+        for name in ("memory_utilization", "target_step_seconds", "pin_share"):
             if isinstance(value := getattr(self, name), bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{name}={value!r} must be a number")
         if not 0.0 < self.memory_utilization <= 0.95:
             raise ConfigError(f"memory_utilization={self.memory_utilization} must be above 0 and at most 0.95")
         if not 0.0 < self.target_step_seconds < float("inf"):
             raise ConfigError(f"target_step_seconds={self.target_step_seconds} must be above 0")
+        if not 0.0 <= self.pin_share <= 1.0:
+            raise ConfigError(f"pin_share={self.pin_share} must be between 0 and 1")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError(f"enable_prefix_caching={self.enable_prefix_caching!r} must be True or False")
+        _check_quotas(self.cache_quotas, self.default_cache_quota)
         _choose("dtype", self.dtype, ("auto", "float32", "bfloat16"))
         _choose("kv_cache_dtype", self.kv_cache_dtype, ("auto", "float32", "bfloat16", "float16"))
         _choose("prefix_index", self.prefix_index, ("hash", "radix"))
+        _choose("eviction", self.eviction, ("lru", "cost"))
         _choose("kv_layout", self.kv_layout, ("paged", "reserved"))
         _choose("reserve", self.reserve, ("max", "pow2", "oracle"))
         _choose("batching", self.batching, ("continuous", "static"))
@@ -94,6 +108,14 @@ def make_config(model: object, settings: Mapping[str, Any]) -> EngineConfig:
                 f"there is no setting {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}")
             )
     return EngineConfig(model=str(model), **settings)
+
+
+def _check_quotas(quotas: object, default: object) -> None:
+    if quotas is not None and not isinstance(quotas, Mapping):
+        raise ConfigError(f"cache_quotas={quotas!r} must map tenants to numbers of tokens")
+    for name, value in {**({} if quotas is None else quotas), **({} if default is None else {"default_cache_quota": default})}.items():
+        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"the cache quota of {name!r} is {value!r}; it must be a whole number of tokens, 0 or more")
 
 
 def _positive(name: str, value: object) -> None:

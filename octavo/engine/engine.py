@@ -9,6 +9,7 @@ from octavo.core.outputs import RequestOutput
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request
 from octavo.core.stats import EngineStats
+from octavo.engine.prefixes import Prefixes
 from octavo.engine.processor import OutputProcessor
 from octavo.runner.runner import ClosedRunner, Runner
 from octavo.scheduler.scheduler import Scheduler
@@ -27,6 +28,7 @@ class Engine:
         self.runner = runner
         self.processor = processor
         self._between_steps = threading.RLock()
+        self.prefixes = Prefixes(scheduler.manager, scheduler.cache_key, self._between_steps)
         self._seconds = {"schedule": 0.0, "run": 0.0, "commit": 0.0, "text": 0.0}
 
     def add_request(self, request: Request) -> None:

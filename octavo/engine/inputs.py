@@ -11,9 +11,13 @@ from octavo.core.errors import InvalidRequestError
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.text.bad_words import bad_word_ids
+from octavo.text.chat_template import template_digest
 from octavo.text.tokenizer import Tokenizer
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
+
+# Characters of a tenant's name or a salt.  They are hashed for every request and kept with its memory, so they have a bound.
+MAX_NAMESPACE_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,11 @@ class InputProcessor:
         self._arrivals = itertools.count()
 
     def request(self, prompt: PromptInput, params: SamplingParams, **options: Any) -> Request:
-        """One request.  options: request_id, priority, tenant, cache_salt.  Raises InvalidRequestError."""
+        """One request.  Raises InvalidRequestError.
+
+        options: request_id, priority, tenant, cache_salt, and chat_template: the Jinja source that rendered the prompt in place of
+        the model's own.
+        """
         return self.requests([prompt], [params], [options])[0]
 
     def requests(
@@ -74,6 +82,8 @@ class InputProcessor:
     def _build(self, text: str | None, ids: tuple[int, ...], params: SamplingParams, options: dict[str, Any]) -> Request:
         arrival = next(self._arrivals)
         options.setdefault("request_id", uuid.uuid4().hex)
+        if options.get("chat_template") is not None:
+            options["chat_template"] = template_digest(options["chat_template"])
         eos = () if params.ignore_eos else self.limits.eos_token_ids
         return Request(
             prompt_token_ids=ids,
@@ -110,13 +120,20 @@ class InputProcessor:
 
     def _checked_ids(self, given: Any) -> tuple[int, ...]:
         if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-            raise InvalidRequestError(f"the prompt must be text or a list of token ids, not {type(given).__name__}")
+            raise InvalidRequestError(
+                f"the prompt must be text or a list of token ids, not {_shown(given)} ({type(given).__name__});"
+                " a list of prompts holds texts or lists of ids"
+            )
         ids: tuple[int, ...] = tuple(given)
         if not ids:
             raise InvalidRequestError("the prompt has no token ids; send at least one")
         for position, token in enumerate(ids):
             if isinstance(token, bool) or not isinstance(token, int):
-                raise InvalidRequestError(f"token {position} of the prompt is {token!r}, which is not a whole number")
+                raise InvalidRequestError(
+                    f"token {position} of the prompt is {_shown(token)}, which is not a whole number of type int;"
+                    f" ids are 0 to {self.limits.vocab_size - 1} (an array's .tolist() has them), and several prompts are a list of"
+                    " texts or of lists"
+                )
             if not 0 <= token < self.limits.vocab_size:
                 raise InvalidRequestError(
                     f"token {position} of the prompt is {token}; this model's ids are 0 to {self.limits.vocab_size - 1}"
@@ -179,5 +196,28 @@ def _check_options(options: Mapping[str, Any]) -> None:
         if name == "priority":
             if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
                 raise InvalidRequestError(f"priority={value!r} must be a whole number of 64 bits")
-        elif not isinstance(value, str) or (name == "request_id" and not value):
-            raise InvalidRequestError(f"{name}={value!r} must be text{' of at least one character' if name == 'request_id' else ''}")
+        elif name != "chat_template" or value is not None:
+            _check_text_option(name, value)
+
+
+def _check_text_option(name: str, value: Any) -> None:
+    if not isinstance(value, str) or (name == "request_id" and not value):
+        raise InvalidRequestError(f"{name}={value!r} must be text{' of at least one character' if name == 'request_id' else ''}")
+    if name == "chat_template":
+        return
+    if name in ("tenant", "cache_salt") and len(value) > MAX_NAMESPACE_CHARS:
+        raise InvalidRequestError(
+            f"{name} has {len(value)} characters, more than {MAX_NAMESPACE_CHARS}; send a shorter one, such as a digest of it"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{name}={value!r} has half a surrogate pair at character {error.start}, which no message can carry; send whole characters"
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    """A wrong value, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

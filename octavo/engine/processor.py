@@ -1,11 +1,13 @@
 """`OutputProcessor`: from the scheduler's tokens to the text that a client sees, and the stop strings found in it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from octavo.core.outputs import CompletionOutput, FinishReason, RequestOutput
+from octavo.core.errors import InvariantError
+from octavo.core.outputs import CacheReport, CompletionOutput, FinishReason, RequestOutput
 from octavo.core.plan import TokenLogprobs
 from octavo.core.request import Request
+from octavo.engine.ranking import BestOf
 from octavo.scheduler.updates import SequenceUpdate
 from octavo.text.output_text import OutputText
 from octavo.text.tokenizer import Tokenizer
@@ -16,7 +18,8 @@ class _Running:
     request: Request
     texts: list[OutputText]
     prompt_logprobs: list[TokenLogprobs | None] | None
-    open: set[int] = field(default_factory=set)
+    best_of: BestOf | None
+    open: set[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,10 @@ class OutputProcessor:
         params = request.params
         self._running[request.request_id] = _Running(
             request,
-            [OutputText(self._tokenizer, request.prompt_token_ids, params) for _ in range(params.n)],
+            [OutputText(self._tokenizer, request.prompt_token_ids, params) for _ in range(params.num_samples)],
             None if params.prompt_logprobs is None else [None],
-            set(range(params.n)),
+            BestOf(params.num_samples, params.n, params.logprobs is not None) if params.chooses else None,
+            set(range(params.num_samples)),
         )
 
     def discard(self, request_id: str) -> None:
@@ -51,7 +55,7 @@ class OutputProcessor:
         """Turn one step's updates into deltas, one per request that moved.  Mutates the text state; ended requests are forgotten."""
         deltas: dict[str, list[CompletionOutput]] = {}
         stops: list[StringStop] = []
-        cached: dict[str, int] = {}
+        caches: dict[str, CacheReport | None] = {}
         for update in updates:
             running = self._running.get(update.request_id)
             if running is None or update.sample_index not in running.open:
@@ -65,13 +69,20 @@ class OutputProcessor:
                 stops.append(stop)
             if output.finish_reason is not None:
                 running.open.discard(update.sample_index)
-            deltas.setdefault(update.request_id, []).append(output)
-            cached[update.request_id] = update.num_cached_tokens
-        return [self._output(request_id, outputs, cached[request_id]) for request_id, outputs in deltas.items()], stops
+            caches.setdefault(update.request_id, update.cache)
+            if running.best_of is None:
+                deltas.setdefault(update.request_id, []).append(output)
+                continue
+            running.best_of.add(output)
+            if not running.open:
+                deltas[update.request_id] = running.best_of.ranked()
+        return [self._output(request_id, outputs, caches[request_id]) for request_id, outputs in deltas.items()], stops
 
     def _advance(self, running: _Running, update: SequenceUpdate) -> tuple[CompletionOutput, StringStop | None]:
         text = running.texts[update.sample_index]
         finish: FinishReason | None = update.finish_reason
+        if update.hypothesis is not None:
+            return _beam(running.request, text, update), None
         new = ""
         # The id that ends an output (EOS or a stop token) is in token_ids; its spelling is left out of the text, as vLLM does.
         if update.token_id is not None and (finish != "stop" or running.request.params.include_stop_str_in_output):
@@ -91,7 +102,7 @@ class OutputProcessor:
         )
         return completion, None if found is None or finish is not None else StringStop(update.seq_id, found)
 
-    def _output(self, request_id: str, outputs: list[CompletionOutput], num_cached_tokens: int) -> RequestOutput:
+    def _output(self, request_id: str, outputs: list[CompletionOutput], cache: CacheReport | None) -> RequestOutput:
         running = self._running[request_id]
         finished = not running.open
         if finished:
@@ -102,6 +113,29 @@ class OutputProcessor:
             prompt_token_ids=running.request.prompt_token_ids,
             outputs=tuple(outputs),
             finished=finished,
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=0 if cache is None else cache.num_tokens,
+            cache=cache,
             prompt_logprobs=None if running.prompt_logprobs is None or not finished else tuple(running.prompt_logprobs),
         )
+
+
+def _beam(request: Request, text: OutputText, update: SequenceUpdate) -> CompletionOutput:
+    """A beam search's result comes whole."""
+    hypothesis = update.hypothesis
+    if hypothesis is None:
+        raise InvariantError(f"sequence {update.seq_id} brought no hypothesis")
+    tokens = hypothesis.token_ids
+    spelled = tokens if hypothesis.finish_reason == "length" or request.params.include_stop_str_in_output else tokens[:-1]
+    last = tokens[-1]
+    named_by_caller = hypothesis.finish_reason == "stop" and last in (request.params.stop_token_ids or ())
+    return CompletionOutput(
+        index=update.sample_index,
+        text=text.push(spelled) + text.finish(),
+        token_ids=tokens,
+        logprobs=None,
+        seed=request.seed,
+        finish_reason=hypothesis.finish_reason,
+        stop_reason=last if named_by_caller else None,
+        cumulative_logprob=hypothesis.cumulative_logprob,
+        score=hypothesis.score,
+    )

@@ -1,13 +1,14 @@
 """`ReservedKVCache`: one contiguous region per request, sized when it starts.  What paging replaced, to compare with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from octavo.core.cache_key import CacheKey
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.stats import MemoryStats
 from octavo.kv.buddy import BuddyAllocator
-from octavo.kv.lease import Lease
+from octavo.kv.lease import Lease, PrefixMatch
 from octavo.kv.manager import KVCacheManager
-from octavo.kv.prefix_index import Namespace, NoIndex, PrefixMatch
+from octavo.kv.prefix_index import Tokens
 
 # Tokens of the region for (prompt tokens, output tokens, max_model_len); SOSP 2023, PagedAttention, section 6.1, "Orca".
 RESERVE_POLICIES: dict[str, Callable[[int, int, int], int]] = {
@@ -62,15 +63,15 @@ class ReservedKVCache(KVCacheManager):
     def blocks_at_most(self, prompt_len: int, final_tokens: int) -> int:
         return self.blocks_for(self._region(prompt_len, final_tokens))
 
-    def match(self, namespace: Namespace, tokens: Sequence[int], limit: int) -> PrefixMatch:
-        return NoIndex().match(namespace, tokens, limit)
+    def match(self, key: CacheKey, tokens: Tokens, limit: int) -> PrefixMatch:
+        return PrefixMatch(key, tokens, min(limit, len(tokens)))
 
-    def fits(self, match: PrefixMatch, num_tokens: int, prompt_len: int, final_tokens: int, promised: int) -> bool:
+    def fit(self, match: PrefixMatch, num_tokens: int, prompt_len: int, final_tokens: int, promised: int) -> PrefixMatch | None:
         num_blocks = self.blocks_at_most(prompt_len, final_tokens)
         if self._buddies.can_allocate(num_blocks):
-            return True
+            return match
         self._longest_refused = num_blocks
-        return False
+        return None
 
     def open(self, match: PrefixMatch, prompt_len: int, final_tokens: int) -> Lease | None:
         num_blocks = self.blocks_at_most(prompt_len, final_tokens)
@@ -79,16 +80,23 @@ class ReservedKVCache(KVCacheManager):
             return None
         if num_blocks >= self._longest_refused:
             self._longest_refused = 0
-        lease = Lease(final_tokens=final_tokens, blocks=list(range(start, start + num_blocks)), room=num_blocks * self.block_size)
+        lease = Lease(
+            final_tokens=final_tokens,
+            key=match.key,
+            blocks=list(range(start, start + num_blocks)),
+            room=num_blocks * self.block_size,
+            prompt_len=prompt_len,
+            is_findable=False,
+        )
         self._leases.add(lease)
         return lease
 
-    def grow(self, lease: Lease, num_tokens: int) -> list[int] | None:
+    def grow(self, lease: Lease, num_tokens: int) -> bool:
         if num_tokens > lease.room:
             raise InvariantError(f"a region reserved for {lease.room} tokens was to hold {num_tokens}")
-        return []
+        return True
 
-    def commit(self, lease: Lease, tokens: Sequence[int], num_written: int) -> None:
+    def commit(self, lease: Lease, tokens: Tokens, num_written: int) -> None:
         lease.num_written = max(lease.num_written, num_written)
 
     def release(self, lease: Lease) -> None:

@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from octavo.core.errors import ModelLoadError
+from octavo.spec.host import usable_cpus
 
 
 class WeightSource(Protocol):
@@ -31,14 +33,19 @@ class WeightSource(Protocol):
 def content_digest(names: Iterable[str], stored: Callable[[str], Iterable[bytes | memoryview]]) -> str:
     """Digest of tensors, in any order: the same ones give the same digest, in any file and any number of shards.
 
-    stored: a tensor's bytes, in pieces.
+    stored: a tensor's bytes, in pieces; asked for from several threads.
     """
-    whole = hashlib.sha256()
-    for name in sorted(names):
-        content = hashlib.sha256()
+
+    def content(name: str) -> bytes:
+        digest = hashlib.sha256()
         for piece in stored(name):
-            content.update(piece)
-        whole.update(f"{len(name)}:{name}".encode() + content.digest())
+            digest.update(piece)
+        return digest.digest()
+
+    ordered, whole = sorted(names), hashlib.sha256()
+    with ThreadPoolExecutor(usable_cpus()) as threads:  # hashing lets go of the interpreter's lock
+        for name, digest in zip(ordered, threads.map(content, ordered), strict=True):
+            whole.update(f"{len(name)}:{name}".encode() + digest)
     return whole.hexdigest()
 
 

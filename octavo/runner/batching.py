@@ -12,38 +12,29 @@ from octavo.kernels.executor import Batch
 class BlockTables:
     """A row of block ids per running sequence, kept from step to step: a step writes only what grew.
 
-    tables: int32 [max_num_seqs, max_blocks].  Additions become part of a row with `commit`; until then the same additions may be
-    written again (a step that failed is planned anew with the same blocks).
+    tables: int32 [max_num_seqs, max_blocks].  A chunk says where its new blocks stand in the row, so that it may come again (a step that
+    failed is planned anew) and may replace a block by a copy of it.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
         self.tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self._free = list(range(max_num_seqs - 1, -1, -1))
         self._rows: dict[int, int] = {}
-        self._lengths: dict[int, int] = {}
 
     def start(self, seq_id: int) -> None:
         if seq_id not in self._rows:
             self._rows[seq_id] = self._free.pop()
-        self._lengths[seq_id] = 0
 
     def release(self, seq_id: int) -> None:
         if (row := self._rows.pop(seq_id, None)) is not None:
-            del self._lengths[seq_id]
             self._free.append(row)
 
     def row(self, chunk: Chunk) -> int:
-        """The chunk's row, its new blocks written behind those it has."""
+        """The chunk's row, its new blocks written into it."""
         row = self._rows[chunk.seq_id]
         if chunk.new_blocks:
-            length = self._lengths[chunk.seq_id]
-            self.tables[row, length : length + len(chunk.new_blocks)] = chunk.new_blocks
+            self.tables[row, chunk.first_block : chunk.first_block + len(chunk.new_blocks)] = chunk.new_blocks
         return row
-
-    def commit(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            if chunk.new_blocks:
-                self._lengths[chunk.seq_id] += len(chunk.new_blocks)
 
     def __len__(self) -> int:
         return len(self._rows)

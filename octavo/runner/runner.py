@@ -1,5 +1,6 @@
 """`Runner`, the doing side's interface, and `TorchRunner`, which does a `StepPlan` on the tensors of one model."""
 
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,14 +65,13 @@ class TorchRunner:
         """See `Runner`.  Order: forget, enter, copy, compute, sample."""
         begin = time.perf_counter()
         self._enter(plan)
-        if plan.copies:
-            self.executor.copy_blocks(np.array(plan.copies, dtype=np.int32))
+        if copies := plan.copies:
+            self.executor.copy_blocks(np.array(copies, dtype=np.int32))
         if not plan.chunks:
             return StepResult({}, time.perf_counter() - begin)
         batch = build_batch(plan, self._tables, contiguous=self._contiguous)
         self.executor.forward(batch)
         samples, prompts, failed = self._sample(plan, logit_rows(plan, batch, {k: v.tokens for k, v in self._prompts.items()}))
-        self._tables.commit(plan.chunks)
         self.sampler.record(samples)
         return StepResult(samples, time.perf_counter() - begin, prompts, failed)
 
@@ -141,3 +141,16 @@ def warm_up(executor: Executor, max_tokens: int) -> None:
         )
     )
     executor.logits(np.zeros(1, dtype=np.int32))
+
+
+def copy_seconds(executor: Executor, num_blocks: int) -> float:
+    """What copying one block takes: the median of a few copies inside the cache, before anything is in it.  0.0 when there is but one."""
+    if num_blocks < 2:
+        return 0.0
+    pairs = np.array([[0, 1]], dtype=np.int32)
+    timed = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        executor.copy_blocks(pairs)
+        timed.append(time.perf_counter() - begin)
+    return statistics.median(timed)

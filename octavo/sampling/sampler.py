@@ -60,7 +60,7 @@ class Sampler:
             if token == NO_TOKEN:
                 sampled.failed[seq_id] = sequence.nothing_left()
                 continue
-            k = sequence.params.logprobs
+            k = sequence.params.num_logprobs
             logprobs = None if k is None else self._logprobs(logits[i], token, k)
             sampled.samples[seq_id] = Sample(token, logprobs)
         return sampled

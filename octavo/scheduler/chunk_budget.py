@@ -29,11 +29,17 @@ class ChunkBudget:
         self._target_seconds = target_seconds
         self._stream_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of steps without prompts
         self._prompt_speeds: deque[float] = deque(maxlen=REMEMBERED)  # prompt tokens a second, of steps with prompts
+        self._prompt_rates: deque[float] = deque(maxlen=REMEMBERED)  # the same, of the whole step's seconds
 
     @property
     def prefill_speed(self) -> float:
         """Prompt tokens per second; 0.0 until measured."""
         return median(self._prompt_speeds) if self._prompt_speeds else 0.0
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens per second of steps that also serve streams: how fast prompts advance now; 0.0 until measured."""
+        return median(self._prompt_rates) if self._prompt_rates else 0.0
 
     def tokens(self, num_streams: int, num_behind: int = 0) -> int:
         """Prompt tokens for a step in which `num_streams` sequences generate; all that the step holds when there are none.
@@ -54,6 +60,8 @@ class ChunkBudget:
     def observe(self, num_streams: int, prompt_tokens: int, elapsed: float) -> None:
         """A step took `elapsed` seconds for one token of each stream and `prompt_tokens` of prompts.  Mutates."""
         if prompt_tokens:
+            if elapsed > 0:
+                self._prompt_rates.append(prompt_tokens / elapsed)
             # A step can seem faster than its streams alone; its prompts are never taken for free.
             spent_on_prompts = max(elapsed - self._streaming_seconds(), 0.1 * elapsed) if num_streams else elapsed
             if spent_on_prompts > 0:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from octavo.core.outputs import FinishReason
+from octavo.core.outputs import CacheReport, FinishReason
 from octavo.core.plan import TokenLogprobs
+from octavo.scheduler.beams import Hypothesis
 from octavo.scheduler.sequence import Sequence
 
 
@@ -14,7 +15,8 @@ class SequenceUpdate:
     logprobs: of that token, when asked for.
     prompt_logprobs: the next entries of the prompt's, in order and without gaps over all updates of a sequence; the first entry
         is of the prompt's second token.
-    num_cached_tokens: prompt tokens that were read from memory instead of computed, at first admission.
+    cache: what the prompt got from memory at first admission; None as long as it has not been admitted.
+    hypothesis: a beam search's result number `sample_index`, all of it; such a request brings nothing before.
     finish_reason, stop_reason, error: as in CompletionOutput; a sequence with a finish_reason gets no further update.
     """
 
@@ -24,7 +26,8 @@ class SequenceUpdate:
     token_id: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    num_cached_tokens: int = 0
+    cache: CacheReport | None = None
+    hypothesis: Hypothesis | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -44,8 +47,23 @@ def update_of(
         request_id=sequence.request.request_id,
         sample_index=sequence.sample_index,
         prompt_logprobs=prompt_logprobs,
-        num_cached_tokens=sequence.num_cached_at_first or 0,
+        cache=sequence.cache,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         error=error,
     )
+
+
+def hypothesis_updates(sequence: Sequence, hypotheses: tuple[Hypothesis, ...]) -> list[SequenceUpdate]:
+    """The results of the beam search that `sequence` is the last beam of, best first."""
+    return [
+        SequenceUpdate(
+            seq_id=sequence.seq_id,
+            request_id=sequence.request.request_id,
+            sample_index=index,
+            cache=sequence.cache,
+            hypothesis=hypothesis,
+            finish_reason=hypothesis.finish_reason,
+        )
+        for index, hypothesis in enumerate(hypotheses)
+    ]

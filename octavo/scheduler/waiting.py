@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from octavo.scheduler.sequence import Sequence
 
 
-def by_order(sequence: Sequence) -> tuple[int, int]:
+def by_order(sequence: Sequence) -> tuple[int, int, int]:
     """The key of every sorted list of sequences."""
     return sequence.order
 
@@ -40,9 +40,14 @@ class WaitingQueue:
     def head(self) -> Sequence:
         return self._sequences[0]
 
-    def behind_head(self, count: int) -> list[Sequence]:
-        """The next `count` after the head."""
-        return self._sequences[1 : 1 + count]
+    def snapshot(self) -> list[Sequence]:
+        """All of them, in order; may be walked while some are removed."""
+        return self._sequences.copy()
+
+    def behind(self, sequence: Sequence, count: int) -> list[Sequence]:
+        """The next `count` after `sequence`, which must be there."""
+        place = bisect_left(self._sequences, sequence.order, key=by_order)
+        return self._sequences[place + 1 : place + 1 + count]
 
     def add(self, *sequences: Sequence) -> None:
         """All of them, or none when it raises (TypeError, for a priority that can't be compared)."""

@@ -125,6 +125,15 @@ class ModelConfig:
         learned = 0 if self.rope is not None else self.max_positions * self.hidden_size
         return self.num_layers * (attention + mlp) + tables + learned
 
+    def relative_cost(self, position: int) -> float:
+        """Arithmetic of the layers for the token at `position`, relative to the first one's: products are the same everywhere, attention
+        grows with what comes before (Vaswani et al. 2017, table 1).  Windows bound it.
+        """
+        products = self.num_layers * self.hidden_size * (2 * self.query_size + 2 * self.kv_size)
+        products += self.num_layers * self.hidden_size * self.intermediate_size * (3 if self.gated else 2)
+        attended = sum(min(position, window or position) for window in self.windows) if self.windows else self.num_layers * position
+        return 1.0 + 2 * self.query_size * attended / products
+
     @property
     def largest_matrix(self) -> int:
         """Weights of the largest one, as products of the same input are stacked."""

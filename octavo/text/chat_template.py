@@ -1,6 +1,7 @@
 """`ChatTemplate`: messages to text, by a model's own Jinja template, in a sandbox."""
 
 import datetime
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -17,6 +18,11 @@ Message = Mapping[str, Any]
 
 # What a template may call or always gets, and no caller gives.
 _OUR_NAMES = ("messages", "add_generation_prompt", "raise_exception", "strftime_now", *DEFAULT_NAMESPACE)
+
+
+def template_digest(source: str | None) -> str:
+    """SHA-256 of a template's source, in hex; empty for none."""
+    return "" if source is None else hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class ChatTemplate:
@@ -62,10 +68,17 @@ class ChatTemplate:
 
 
 def _checked(index: int, message: Message) -> dict[str, Any]:
-    """A copy of `message` whose content is a string: a list of text parts is joined by line ends."""
+    """A copy of `message` whose content is a string: a list of text parts is joined by line ends.
+
+    Content may be absent beside something else that the model's template may read in its place, such as "tool_calls".
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f"messages[{index}] is {message!r}; each must be a mapping with a 'role' and a 'content'")
     content = message.get("content")
+    if content is None and not any(message[name] is not None for name in message if name not in ("role", "name")):
+        raise InvalidRequestError(
+            f"messages[{index}] of role {message['role']!r} has no content; give it 'content', which may be an empty string"
+        )
     if isinstance(content, list | tuple):
         content = "\n".join(_text_part(index, part) for part in content)
     elif content is not None and not isinstance(content, str):

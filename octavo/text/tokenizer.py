@@ -1,12 +1,13 @@
 """`Tokenizer`: text to tokens and back, and chats to text."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from octavo.core.errors import InvalidRequestError
+from octavo.core.errors import InvalidRequestError, ModelLoadError
 from octavo.text.chat_template import ChatTemplate, Message
 from octavo.text.quoting import Quoted, quote, split_at_specials
 from octavo.text.token_bytes import TokenBytes
@@ -46,6 +47,16 @@ class Tokenizer:
         """How many tokens have an entry; a model's head may be wider."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    def digest(self) -> str:
+        """SHA-256, in hex, over all that turns text into ids, and the names that templates know tokens by.
+
+        The chat template has a digest of its own (`octavo.text.chat_template.template_digest`).
+        """
+        beside = repr((self.bos_token_id, sorted(self._named_tokens.items())))
+        whole = hashlib.sha256(self._backend.to_str().encode())
+        whole.update(beside.encode("utf-8", "surrogatepass"))
+        return whole.hexdigest()
+
     @cached_property
     def longest_token_bytes(self) -> int:
         """Bytes of the longest token: no text of more characters than tokens times this can be split into so few."""
@@ -56,8 +67,10 @@ class Tokenizer:
 
         add_special_tokens: add what the model expects around a text (its BOS, usually), unless the text brings it already.
         parse_special: whether the spelling of a special token in `text` means that token, or just those characters.
-        A lone surrogate (not text, yet valid in JSON) becomes U+FFFD.
+        A lone surrogate (not text, yet valid in JSON) becomes U+FFFD.  Raises InvalidRequestError for what isn't a string.
         """
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"only text can be split into tokens, not {type(text).__name__}; pass one string at a time")
         backend = self._backend if parse_special else self._plain_backend
         ids = backend.encode(_mended(text), add_special_tokens=add_special_tokens).ids
         if add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2:
@@ -87,9 +100,10 @@ class Tokenizer:
 
         messages: mappings with a "role" and a "content" (a string, or a list of text parts).  `variables` reach the template.
         The result brings its own special tokens: encode it with `add_special_tokens=False`.
-        Raises InvalidRequestError: no template, a malformed message, a variable that the template never reads, or its refusal.
+        Raises InvalidRequestError: no template, one that isn't Jinja, a malformed message, a variable that the template never reads,
+        or its refusal.
         """
-        template = self._template if chat_template is None else ChatTemplate(chat_template)
+        template = self._template if chat_template is None else _given_template(chat_template)
         template.refuse_unread(variables)
         values = {**self._named_tokens, **variables}
         return _mended(template.render(messages, add_generation_prompt=add_generation_prompt, **values))
@@ -145,6 +159,16 @@ class Tokenizer:
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         return backend
+
+
+def _given_template(source: Any) -> ChatTemplate:
+    """A template that came with a request: what is wrong with it is the caller's, not the model's."""
+    if not isinstance(source, str):
+        raise InvalidRequestError(f"chat_template must be the Jinja source of a template, not {type(source).__name__}")
+    try:
+        return ChatTemplate(source)
+    except ModelLoadError as error:
+        raise InvalidRequestError(f"{error} (in the template that came with the messages)") from error
 
 
 def _mended(text: str) -> str:

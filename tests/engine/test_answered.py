@@ -199,7 +199,7 @@ def test_k06_04_a_resumed_answer_joins_exactly(position):
         while llm.engine.has_work:
             if len(tokens) == position and not llm.stats().preemptions:
                 scheduler = llm.engine.scheduler
-                scheduler._preempt(scheduler._running[-1])
+                scheduler._preempt_youngest()
             for output in llm.engine.step():
                 tokens.extend(output.outputs[0].token_ids)
                 text += output.outputs[0].text

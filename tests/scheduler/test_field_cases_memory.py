@@ -21,7 +21,7 @@ def test_k02_02_used_blocks_return_to_the_baseline_after_every_round() -> None:
                 scheduler.abort(f"r{number}")
             if number % 4 == 3:
                 driver.step()
-                scheduler.finish(next(iter(reversed(scheduler._live))), "stop", "text")
+                scheduler.finish(max(one.seq_id for one in scheduler._population.roster), "stop", "text")
             number += 1
         driver.drain()
     assert {"length", "stop"} <= set(driver.reasons.values())
@@ -145,7 +145,7 @@ def test_k03_04_overflow_ends_nobody() -> None:
 
 
 def test_k03_05_cached_prefixes_are_evicted_before_anybody_is_preempted() -> None:
-    scheduler = make_scheduler(64, index=PlainIndex(16))
+    scheduler = make_scheduler(64, prefix_index=PlainIndex(16))
     driver = run_all(scheduler, [make_request(f"old{i}", 128, 1, topic=i) for i in range(8)])
     assert (scheduler.stats().blocks_cached, scheduler.stats().blocks_free) == (64, 0)
     scheduler.add(make_request("large", 920, 8, topic=90))
@@ -168,7 +168,7 @@ def test_k06_02_and_k06_04_preemption_changes_no_token_and_repeats_none() -> Non
         scheduler.add(young)
         while len(driver.tokens.get(("young", 0), [])) < first:
             driver.step()
-        scheduler._preempt(scheduler._running[-1])
+        scheduler._preempt_youngest()
         driver.drain()
         assert scheduler.stats().preemptions > 0
         assert driver.tokens == run_alone(old) | run_alone(young)

@@ -1,14 +1,14 @@
 """A state machine over the scheduler with a runner that computes nothing: small pools, and everything that can happen at random."""
 
-from driving import assert_drained, assert_forgotten, make_request, make_scheduler
+from driving import assert_drained, assert_forgotten, make_beam_request, make_request, make_scheduler
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from null_runner import NullRunner, token_at
+from null_runner import NullRunner, candidates_after, token_at
 from plain_index import PlainIndex
 
 from octavo.core.request import Request
-from octavo.kv import NoIndex
+from octavo.scheduler.beams import BeamSearch, Hypothesis
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -32,7 +32,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=data.draw(st.sampled_from([2, 5, 64])),
             max_num_batched_tokens=data.draw(st.sampled_from([1, 3, 8, 64, 64])),
             batching=data.draw(st.sampled_from(self.batchings)),
-            index=data.draw(st.sampled_from([NoIndex(), PlainIndex(self.block_size)])),
+            prefix_index=data.draw(st.sampled_from([None, "hash", "radix", PlainIndex(self.block_size)])),
         )
         # The less is expected, the more often memory runs short.
         self.scheduler._forecast.output_share = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
@@ -42,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scores: dict[tuple[str, int], list[int]] = {}
         self.open: dict[tuple[str, int], int] = {}  # -> sequence id
         self.ended: set[tuple[str, int]] = set()
+        self.found: dict[str, tuple[Hypothesis, ...]] = {}
         self.failing: set[int] = set()
 
     @rule(
@@ -68,6 +69,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             for sample, seq_id in enumerate(self.scheduler.add(request)):
                 self.open[request.request_id, sample] = seq_id
 
+    @rule(
+        prompt_share=st.integers(1, 40),
+        output_share=st.integers(1, 40),
+        width=st.integers(1, 4),
+        topic=st.integers(0, 2),
+        priority=st.sampled_from([0, 0, -1]),
+        stops=st.booleans(),
+    )
+    def search(self, prompt_share: int, output_share: int, width: int, topic: int, priority: int, stops: bool) -> None:
+        """A beam search."""
+        prompt_len, max_tokens = 1 + self.room * prompt_share // 100, 1 + self.room * output_share // 100
+        request = make_beam_request(
+            f"b{len(self.requests)}", prompt_len, max_tokens, width, topic=topic, priority=priority, stop_token_ids=range(0, 997, 4) if stops else ()
+        )
+        if self.scheduler.refuse_reason(request) is None:
+            self.requests[request.request_id] = request
+            (seq_id,) = self.scheduler.add(request)
+            self.open |= {(request.request_id, index): seq_id for index in range(width)}
+
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -82,6 +102,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def find_stop_string(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.open)))
+        if self.requests[key[0]].beam is not None:
+            return
         update = self.scheduler.finish(self.open[key], "stop", "end")
         assert update is not None and update.stop_reason == "end"
         assert self.scheduler.finish(self.open.pop(key), "stop") is None
@@ -126,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in streams:  # every step that has streams serves all of them, or takes their memory
             assert sequence.seq_id in served or sequence.lease is None
         self.take(self.scheduler.commit(plan, self.runner.execute(plan)))
-        if oldest is not None and oldest.lease is not None:
+        if oldest is not None and oldest.lease is not None and oldest.beams is None:
             assert oldest.num_computed > before, "the oldest made no progress"
         assert plan.chunks or not self.open
 
@@ -145,8 +167,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scores.setdefault(key, []).extend(score.token_id for score in update.prompt_logprobs)
             if update.token_id is not None:
                 self.streams.setdefault(key, []).append(update.token_id)
-            if update.finish_reason == "error":
-                assert self.open[key] in self.failing and update.error == "made to fail"
+            if update.hypothesis is not None:
+                assert update.hypothesis == self.searched(key[0])[key[1]]
+            elif update.finish_reason == "error":
+                assert update.error == "made to fail" and (self.open[key] in self.failing or self.requests[key[0]].beam)
             elif update.finish_reason is not None:
                 assert update.finish_reason == "length"
                 assert len(self.streams[key]) == self.requests[key[0]].max_tokens
@@ -154,11 +178,24 @@ class SchedulerMachine(RuleBasedStateMachine):
                 del self.open[key]
                 self.ended.add(key)
 
+    def searched(self, name: str) -> tuple[Hypothesis, ...]:
+        """What the beam search of a request comes to, alone."""
+        request = self.requests[name]
+        if name not in self.found:
+            search = BeamSearch(request.beam, request.max_tokens, request.stop_token_ids)
+            while not search.is_over:
+                prompts = [[*request.prompt_token_ids, *beam.token_ids] for beam in search.beams]
+                search = search.advance([candidates_after(tokens, search.candidates_per_beam) for tokens in prompts])
+            self.found[name] = search.results
+        return self.found[name]
+
     @invariant()
     def lawful(self) -> None:
         self.scheduler.check()
         stats = self.scheduler.stats()
-        assert len(self.open) == stats.waiting + stats.running
+        beams = sum(1 for sequence in self.scheduler._population.roster if sequence.beams is not None)
+        assert sum(1 for name, _ in self.open if self.requests[name].beam is None) == stats.waiting + stats.running - beams
+        assert stats.running <= self.scheduler._max_running
         if self.scheduler._static:
             assert stats.preemptions == 0, "a static batch is taken so that all of it fits to its end"
         for (name, sample), tokens in self.streams.items():
@@ -171,7 +208,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        work = sum(len(r.prompt_token_ids) + r.max_tokens for r in self.requests.values()) * 3
+        work = sum((len(r.prompt_token_ids) + r.max_tokens) * (r.beam.beam_width if r.beam else 1) for r in self.requests.values()) * 3
         for _ in range(50 + 20 * work):
             if not self.scheduler.has_work:
                 break

@@ -156,7 +156,7 @@ def test_prompt_logprobs_come_once_and_in_order_whatever_is_preempted(max_num_ba
         for _ in range(preempt_after):
             driver.step()
         if scheduler._running:
-            scheduler._preempt(scheduler._running[-1])
+            scheduler._preempt_youngest()
         scheduler._chunk_budget._max_tokens += 3  # so that chunks end elsewhere the second time
         driver.drain()
         scored = [entry.token_id for update in driver.updates for entry in update.prompt_logprobs]
@@ -266,7 +266,7 @@ def test_nobody_enters_in_a_step_in_which_memory_was_short() -> None:
 
 
 def test_a_full_hit_computes_its_last_token_and_writes_nothing() -> None:
-    scheduler = make_scheduler(16, index=PlainIndex(16))
+    scheduler = make_scheduler(16, prefix_index=PlainIndex(16))
     driver = run_all(scheduler, [make_request("first", 32, 3, seed=1)])
     scheduler.add(make_request("again", 32, 3, seed=1))
     (chunk,) = driver.step().chunks
@@ -275,11 +275,11 @@ def test_a_full_hit_computes_its_last_token_and_writes_nothing() -> None:
     assert (chunk.start, chunk.write, len(chunk.new_blocks)) == (32, True, 1)
     driver.drain()
     assert driver.tokens["again", 0] == driver.tokens["first", 0]
-    assert {update.num_cached_tokens for update in driver.updates if update.request_id == "again"} == {31}
+    assert {update.cache.num_tokens for update in driver.updates if update.request_id == "again"} == {31}
 
 
 def test_a_hit_never_hides_prompt_logprobs_that_are_owed() -> None:
-    scheduler = make_scheduler(16, index=PlainIndex(16))
+    scheduler = make_scheduler(16, prefix_index=PlainIndex(16))
     run_all(scheduler, [make_request("first", 40, 3, seed=1)])
     driver = Driver(scheduler)
     request = make_request("scored", 40, 3, seed=1, prompt_logprobs=0)

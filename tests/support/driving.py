@@ -1,15 +1,17 @@
 """Requests, schedulers and the loop that drives them to their end, for tests that compute nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from null_runner import NullRunner
 
-from octavo.core.params import SamplingParams
+from octavo.core.params import BeamSearchParams, SamplingParams
 from octavo.core.plan import StepPlan
 from octavo.core.request import Request
 from octavo.kv import PrefixIndex, make_kv_cache
 from octavo.scheduler import Scheduler, SequenceUpdate
+from octavo.scheduler.beams import BeamSearch
 
 
 def make_request(
@@ -29,13 +31,35 @@ def make_request(
     )
 
 
+def make_beam_request(
+    name: str, prompt_len: int, max_tokens: int, width: int, *, topic: int = 0, priority: int = 0, stop_token_ids: Iterable[int] = ()
+) -> Request:
+    """As `make_request`, for a beam search that returns all its hypotheses."""
+    beam = BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=True)
+    stops = frozenset(stop_token_ids)
+    return replace(
+        make_request(
+            name,
+            prompt_len,
+            max_tokens,
+            topic=topic,
+            priority=priority,
+            n=width,
+            temperature=0.0,
+            logprobs=BeamSearch(beam, max_tokens, stops).candidates_per_beam,
+        ),
+        beam=beam,
+        stop_token_ids=stops,
+    )
+
+
 def make_scheduler(
     num_blocks: int,
     block_size: int = 16,
     kv_layout: str = "paged",
     reserve: str = "max",
     max_model_len: int = 64,
-    index: PrefixIndex | None = None,
+    prefix_index: str | PrefixIndex | None = None,
     **settings: Any,
 ) -> Scheduler:
     manager = make_kv_cache(
@@ -44,7 +68,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         kv_layout=kv_layout,
         reserve=reserve,
-        index=index,
+        prefix_index=prefix_index,
     )
     return Scheduler(manager, **settings)
 
