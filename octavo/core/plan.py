@@ -33,8 +33,8 @@ class SequenceStart:
 class Chunk:
     """One sequence's part of a step: compute `tokens` at absolute positions `start`, `start + 1`, ...
 
-    new_blocks: block ids of the sequence's table from entry `first_block` on: what was appended or replaced since its last chunk (all of
-        them after a SequenceStart).
+    new_blocks: block ids of the sequence's table from entry `first_block` on: what was appended or replaced since its last chunk
+        (all of them after a SequenceStart).
     copies: (source block, destination block) pairs: this sequence goes on in copies of blocks that stay another's.  The copies of all
         chunks are made before any chunk of the plan writes.
     sample: whether the last row's logits choose the next token.

@@ -59,7 +59,8 @@ class EngineStats(MemoryStats):
     tokens_cached: tokens read from memory instead of computed, at every admission.
     prompt_tokens: of requests that were admitted; prompt_tokens_cached: those of them that were read from memory at first admission.
     tokens_forked: prompt tokens that further samples of a request share with its first.
-    sharing_mean: blocks saved by sharing, as a share of the blocks there would be without it, on average over steps.
+    sharing_mean: blocks saved by sharing, as a share of the blocks there would be without it, on average over the `sharing_steps`
+        steps after which anybody held blocks.  blocks_copied: by sequences that went on differently in a block that stayed another's.
     overtakes: sequences that were admitted past a head of the queue that did not fit.
     output_share: how much of max_tokens a sequence is expected to use (1: all of it), as seen so far.
     prefill_speed: prompt tokens per second, as measured (0: not measured yet).
@@ -78,6 +79,8 @@ class EngineStats(MemoryStats):
     prompt_tokens_cached: int
     tokens_forked: int
     sharing_mean: float
+    sharing_steps: int
+    blocks_copied: int
     output_share: float
     prefill_speed: float
 

@@ -12,7 +12,8 @@ from octavo.kernels.executor import Batch
 class BlockTables:
     """A row of block ids per running sequence, kept from step to step: a step writes only what grew.
 
-    tables: int32 [max_num_seqs, max_blocks].  A chunk says where its new blocks stand in the row, so that it may come again (a step that
+    tables: int32 [max_num_seqs, max_blocks].  A chunk says where its new blocks stand in the row, so that it may come again (a step
+        that
     failed is planned anew) and may replace a block by a copy of it.
     """
 

@@ -144,7 +144,9 @@ def warm_up(executor: Executor, max_tokens: int) -> None:
 
 
 def copy_seconds(executor: Executor, num_blocks: int) -> float:
-    """What copying one block takes: the median of a few copies inside the cache, before anything is in it.  0.0 when there is but one."""
+    """What copying one block takes: the median of a few copies inside the cache, before anything is in it.  0.0 when there is but
+    one.
+    """
     if num_blocks < 2:
         return 0.0
     pairs = np.array([[0, 1]], dtype=np.int32)

@@ -47,8 +47,8 @@ class _Room:
 class Admission:
     """Opens leases for those who may enter.
 
-    A sequence fits when (1) the blocks for all tokens it has, and the copies for it to write, are available beyond what is promised, and
-    (2) where memory is taken on demand, the forecast of the peak stays inside the pool.  When nothing runs, (1) alone decides.
+    A sequence fits when (1) the blocks for all tokens it has, and the copies for it to write, are available beyond what is promised,
+    and (2) where memory is taken on demand, the forecast of the peak stays inside the pool.  When nothing runs, (1) alone decides.
 
     When the head of the queue does not fit, others behind it may overtake it, under a bound that guarantees the head's start: only
     those that can run to their end beside the head (at its expected size), so that it starts when those that ran before it have
@@ -141,7 +141,11 @@ class Admission:
         limit = sequence.num_prompt_rows_done if owes_rows else len(sequence.tokens)
         match = manager.match(sequence.key, sequence.tokens, limit)
         source = None if owes_rows else self._source(sequence)
-        if not owes_rows and not siblings_wait and self._followers.follows(sequence, max(match.num_tokens, source.num_tokens if source else 0)):
+        if (
+            not owes_rows
+            and not siblings_wait
+            and self._followers.follows(sequence, max(match.num_tokens, source.num_tokens if source else 0))
+        ):
             return _Try.FOLLOWS
         if source is not None and source.num_tokens >= match.num_tokens:
             entered = self._fork(sequence, source, room)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.plan import TokenLogprobs
 from octavo.core.request import Request
-from octavo.scheduler.beams import Beam, BeamSearch
+from octavo.scheduler.beams import BeamSearch
 from octavo.scheduler.population import Population
 from octavo.scheduler.sequence import Sequence
 from octavo.scheduler.updates import SequenceUpdate, hypothesis_updates
@@ -14,8 +14,9 @@ from octavo.scheduler.updates import SequenceUpdate, hypothesis_updates
 class BeamGroup:
     """Mutable, and the scheduler's own.
 
-    members: one sequence per live beam of `search`, in its order.  candidates: what each of them, by seq_id, has brought for the next token;
-    those who have wait for the others (who may have been preempted).
+    members: one sequence per live beam of `search`, in its order.
+    candidates: what each of them, by seq_id, has brought for the next token; those who have wait for the others (one may have been
+        preempted).
     """
 
     search: BeamSearch
@@ -38,8 +39,8 @@ class BeamGroup:
     def advance(self, population: Population) -> list[SequenceUpdate]:
         """Choose the next beams and make them the members; the results, when the search is over.
 
-        The first beam that grows from a member goes on in its memory; further ones fork it, before its next token is written; what nothing
-        grows from gives its memory back.
+        The first beam that grows from a member goes on in its memory; further ones fork it, before its next token is written; what
+        nothing grows from gives its memory back.
         """
         self.search = self.search.advance([self.candidates[member.seq_id] for member in self.members])
         self.candidates = {}

@@ -20,8 +20,8 @@ class ChunkBudget:
 
     The idea of a token budget from a target between tokens is Sarathi-Serve's (OSDI 2024, section 4.3); here the budget follows
     the measurement instead of a profile made beforehand, and the number of those who wait: a long step delays each stream, and brings
-    forward each sequence that has no token yet.  So the target holds for one newcomer beside many streams, and is stretched where as many
-    wait as stream.  It never changes a token (law 1), only when it comes.
+    forward each sequence that has no token yet.  So the target holds for one newcomer beside many streams, and is stretched where as
+    many wait as stream.  It never changes a token (law 1), only when it comes.
     """
 
     def __init__(self, max_tokens: int, target_seconds: float) -> None:

@@ -15,8 +15,8 @@ class Followers:
     nobody ahead of it and leads itself), and never longer than computing the same tokens would take at the rate at which prompts
     advance now.  It gives up little by that: what the leader has written by then is read, whatever happens.
 
-    Samples of one request always follow the one that computes their prompt (if the memory can fork); others only where memory finds equal
-    prefixes, and when that saves a block.  enabled: whether anybody follows at all.
+    Samples of one request always follow the one that computes their prompt (if the memory can fork); others only where memory finds
+    equal prefixes, and when that saves a block.  enabled: whether anybody follows at all.
     """
 
     def __init__(self, manager: KVCacheManager, enabled: bool = True) -> None:
@@ -28,7 +28,7 @@ class Followers:
     def survey(self, running: Iterable[Sequence], now: float, prompt_rate: float) -> None:
         """Before sequences enter: who computes a prompt now.
 
-        now: on the clock of the step results, in seconds.  prompt_rate: tokens of prompts per second beside all other work; 0.0: unknown.
+        now: on the clock of the step results, in seconds.  prompt_rate: prompt tokens per second beside all other work; 0.0: unknown.
         """
         self._now, self._rate = now, prompt_rate
         leaders: defaultdict[bytes, list[Sequence]] = defaultdict(list)
@@ -55,7 +55,7 @@ class Followers:
         return False
 
     def follows(self, sequence: Sequence, num_found: int) -> bool:
-        """Whether `sequence` had better wait: somebody is about to write at least a block more of its prefix than is found.  Mutates it.
+        """Whether `sequence` had better wait: somebody is about to write more of its prefix than is found.  Mutates it.
 
         num_found: tokens that it would read from memory if it entered now.
         """

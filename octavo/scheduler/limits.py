@@ -38,6 +38,6 @@ def _refuse_beams(manager: KVCacheManager, prompt_len: int, max_tokens: int, wid
     if needed <= manager.num_blocks:
         return None
     return (
-        f"{width} beams of {prompt_len} prompt and {max_tokens} new tokens take up to {needed} blocks of {manager.block_size} at once; "
+        f"{width} beams of {prompt_len} prompt and {max_tokens} new tokens take up to {needed} blocks of {manager.block_size}; "
         f"the KV cache has {manager.num_blocks}; lower beam_width or max_tokens, or raise num_blocks or kv_cache_memory_bytes"
     )

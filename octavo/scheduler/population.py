@@ -3,7 +3,7 @@
 from array import array
 
 from octavo.core.errors import InvariantError
-from octavo.core.outputs import FinishReason
+from octavo.core.outputs import CacheReport, FinishReason
 from octavo.kv.lease import Lease
 from octavo.kv.manager import KVCacheManager
 from octavo.scheduler.roster import Roster
@@ -30,7 +30,7 @@ class Population:
         self.released: list[int] = []
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Queue all of them, numbered from `next_seq_id` on, or none when it raises (TypeError, for a priority that can't be compared)."""
+        """Queue all of them, numbered from `next_seq_id` on; none when it raises (TypeError: a priority that can't be compared)."""
         self.waiting.add(*sequences)
         self.roster.add(sequences)
         self.next_seq_id += len(sequences)
@@ -53,7 +53,7 @@ class Population:
         return victim
 
     def fork(self, parent: Sequence, token: int) -> Sequence:
-        """A sequence of the same request, with all tokens of `parent` and one more: in its memory while it runs, else it waits as it does."""
+        """A sequence with all tokens of `parent` and one more: in its memory while it runs, else it waits as it does."""
         child = Sequence.of(parent.request, parent.key, parent.order[1], self.next_seq_id)
         self.next_seq_id += 1
         child.tokens = array("i", parent.tokens)
@@ -70,6 +70,25 @@ class Population:
             child.num_computed = len(parent.tokens)
             self.enter(child)
         return child
+
+    def hand_on(self, sequence: Sequence) -> Sequence | None:
+        """`sequence` is about to end: a further sample of its request that never ran goes on with its prompt's memory; None: there is none.
+
+        Without it, samples that wait for each other's prompt would each compute it when they end at once.
+        """
+        lease, prompt_len = sequence.lease, sequence.prompt_len
+        if lease is None or not self._manager.can_fork or self._keeps_ended or sequence.request.params.num_samples == 1:
+            return None
+        for heir in self.roster.of_request(sequence.request.request_id):
+            if heir.cache is None and heir.beams is None and lease.num_written >= prompt_len:
+                self.waiting.remove(heir)
+                heir.leader = None
+                heir.lease = self._manager.fork(lease, prompt_len, heir.final_tokens)
+                heir.num_computed = prompt_len - 1  # the last token is computed once more, for its logits
+                heir.cache = CacheReport(heir.num_computed, num_forked=prompt_len)
+                self.enter(heir)
+                return heir
+        return None
 
     def end(self, sequence: Sequence, reason: FinishReason | None) -> None:
         """The one way out, from every state.  reason: None for a beam that others have outdone."""

@@ -97,7 +97,7 @@ class Scheduler:
         return refuse_reason(self._manager, request, self._max_running)
 
     def add(self, request: Request) -> list[int]:
-        """Queue `request` as `params.num_samples` sequences, or one that becomes its beams: their ids, in the order of their sample index.
+        """Queue `request` as `params.num_samples` sequences, or one that becomes its beams: their ids, by sample index.
 
         Raises InvalidRequestError, and queues nothing, for what can never run and for an id that is in use.
         """
@@ -125,8 +125,9 @@ class Scheduler:
         if sequence is None:
             return None
         if reason == "stop":
-            self._forecast.observe_end(sequence.num_generated, sequence.request.max_tokens)
-        self._population.end(sequence, reason)
+            self._end_by_itself(sequence, reason)
+        else:
+            self._population.end(sequence, reason)
         return update_of(sequence, finish_reason=reason, stop_reason=stop_reason)
 
     # A step: schedule, then commit or drop.
@@ -171,6 +172,7 @@ class Scheduler:
                 updates += self._take(sequence, chunk, result)
         self._clock += result.elapsed
         self._tally.tokens_computed += streams + prompt_tokens
+        self._tally.blocks_copied += len(plan.copies)
         self._tally.observe_sharing(*self._manager.sharing)
         self._chunk_budget.observe(streams, prompt_tokens, result.elapsed)
         return updates
@@ -203,6 +205,8 @@ class Scheduler:
             prompt_tokens_cached=tally.prompt_tokens_cached,
             tokens_forked=tally.tokens_forked,
             sharing_mean=tally.sharing_mean,
+            sharing_steps=tally.sharing_steps,
+            blocks_copied=tally.blocks_copied,
             output_share=self._forecast.output_share,
             prefill_speed=self._chunk_budget.prefill_speed,
         )
@@ -315,8 +319,7 @@ class Scheduler:
         sequence.tokens.append(sample.token_id)
         reason, stop_reason = self._ending(sequence, sample.token_id)
         if reason is not None:
-            self._forecast.observe_end(sequence.num_generated, sequence.request.max_tokens)
-            self._population.end(sequence, reason)
+            self._end_by_itself(sequence, reason)
         return [
             SequenceUpdate(
                 seq_id=seq_id,
@@ -346,6 +349,13 @@ class Scheduler:
             named_by_caller = token in (request.params.stop_token_ids or ())
             return "stop", token if named_by_caller else None
         return ("length", None) if generated >= request.max_tokens else (None, None)
+
+    def _end_by_itself(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._forecast.observe_end(sequence.num_generated, sequence.request.max_tokens)
+        heir = self._population.hand_on(sequence)
+        if heir is not None and heir.cache is not None:
+            self._tally.observe_first_admission(heir.prompt_len, heir.cache)
+        self._population.end(sequence, reason)
 
     def _fail(self, sequence: Sequence, error: str) -> list[SequenceUpdate]:
         """End `sequence` with an error; as a beam, all of its search: one update for each result that was wanted."""

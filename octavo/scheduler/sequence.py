@@ -40,8 +40,8 @@ class Sequence:
     num_prompt_rows_done: how many of the prompt's logprob rows have been delivered (all, when none are asked for, and from the
         start for all samples but the first: the prompt is theirs in common).
     num_computed_before: the most tokens that were computed before a preemption threw them away.
-    leader, follows_from, follows_to, followed_since: see Followers: whose tokens it waits for, which (from, up to), and the time at which it
-        first waited for anybody.
+    leader, follows_from, follows_to, followed_since: see Followers: whose tokens it waits for, which (from, up to), and the time at
+        which it first waited for anybody.
     beams: the group that it is a beam of, if any.
     times_overtaken: how many sequences were admitted past this one while it was the head of the queue.
     overtook: the id of the head that this one was admitted past, if any.

@@ -27,4 +27,3 @@ def fork_source(sequence: Sequence, siblings: Iterable[Sequence]) -> Source | No
         if shared > (best.num_tokens if best else 0):
             best = Source(sibling, shared)
     return best
-

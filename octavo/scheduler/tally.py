@@ -18,9 +18,10 @@ class Tally:
     tokens_forked: int = 0
     sharing_steps: int = 0
     sharing_total: float = 0.0
+    blocks_copied: int = 0
 
     def observe_first_admission(self, prompt_len: int, cache: CacheReport) -> None:
-        """Of a request's first sample its prompt is asked for; the others fork it, and resumptions after a preemption don't count at all."""
+        """A prompt is asked for once: further samples fork it, and resumptions after a preemption don't count."""
         if cache.num_forked:
             self.tokens_forked += cache.num_forked
         else:

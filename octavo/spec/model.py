@@ -126,8 +126,8 @@ class ModelConfig:
         return self.num_layers * (attention + mlp) + tables + learned
 
     def relative_cost(self, position: int) -> float:
-        """Arithmetic of the layers for the token at `position`, relative to the first one's: products are the same everywhere, attention
-        grows with what comes before (Vaswani et al. 2017, table 1).  Windows bound it.
+        """Arithmetic of the layers for the token at `position`, relative to the first one's: products are the same everywhere,
+        attention grows with what comes before (Vaswani et al. 2017, table 1).  Windows bound it.
         """
         products = self.num_layers * self.hidden_size * (2 * self.query_size + 2 * self.kv_size)
         products += self.num_layers * self.hidden_size * self.intermediate_size * (3 if self.gated else 2)

@@ -1,7 +1,8 @@
 """`NullRunner`: carries out plans without computing anything, and catches every contradiction in them.
 
 It keeps what a real runner keeps (tokens, block tables, and in every place of every block the prefix whose K and V it holds), so a
-scheduler that hands out a block twice, forgets one, skips a token, shares a wrong prefix or writes into a shared block fails here.  Its
+scheduler that hands out a block twice, forgets one, skips a token, shares a wrong prefix or writes into a shared block fails here.
+Its
 tokens depend on (seed, sample index, position) alone, and a beam's candidates on its tokens: results must not depend on scheduling.
 """
 
