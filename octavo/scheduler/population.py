@@ -79,8 +79,10 @@ class Population:
         lease, prompt_len = sequence.lease, sequence.prompt_len
         if lease is None or not self._manager.can_fork or self._keeps_ended or sequence.request.params.num_samples == 1:
             return None
+        if lease.num_written < prompt_len or lease.copies:
+            return None
         for heir in self.roster.of_request(sequence.request.request_id):
-            if heir.cache is None and heir.beams is None and lease.num_written >= prompt_len:
+            if heir.cache is None and heir.num_prompt_rows_done >= prompt_len - 1:  # else it owes rows, which must be computed
                 self.waiting.remove(heir)
                 heir.leader = None
                 heir.lease = self._manager.fork(lease, prompt_len, heir.final_tokens)
