@@ -2,16 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
 from octavo.core.errors import ConfigError, InvalidRequestError, OctavoError
 from octavo.core.outputs import RequestOutput
-from octavo.core.params import SamplingParams
+from octavo.core.params import BeamSearchParams, SamplingParams
 from octavo.core.request import Request
 from octavo.core.stats import EngineStats
+from octavo.engine.arguments import as_list, options_of, spread, template_variables
 from octavo.engine.build import build_engine, load_tokenizer
 from octavo.engine.client import EngineClient
 from octavo.engine.collect import Collector
@@ -19,7 +21,10 @@ from octavo.engine.config import make_config
 from octavo.engine.engine import Engine
 from octavo.engine.inputs import InputProcessor, PromptInput
 from octavo.engine.interrupt import Interrupt
+from octavo.engine.messages import ListPins, PinTokens, Publish, ResetCache, Unpin, Unpublish
+from octavo.engine.prefix_inputs import checked_name, checked_tenants, pin_request, publication_request
 from octavo.engine.stepping import steps
+from octavo.kv.manager import Pin
 from octavo.spec.budget import MemoryPlan
 from octavo.text.tokenizer import Tokenizer
 
@@ -66,9 +71,28 @@ class LLM:
         Every prompt is checked before any is queued: InvalidRequestError names the index of the one that can't be served.  What
         fails while running sets its own output's finish_reason to "error", and `error` to the cause; the others return.
         """
-        batch = _as_list(prompts)
-        options = _options(len(batch), priority=(priority, int), tenant=(tenant, str), cache_salt=(cache_salt, str))
-        return self._answer(batch, sampling_params, options, use_tqdm)
+        batch = as_list(prompts)
+        options = options_of(len(batch), priority=(priority, int), tenant=(tenant, str), cache_salt=(cache_salt, str))
+        return self._answer(batch, sampling_params or SamplingParams(), options, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "default",
+        cache_salt: str | Sequence[str] = "",
+    ) -> list[RequestOutput]:
+        """Search the likeliest answers of every prompt: the search of transformers' `generate(num_beams=...)`.
+
+        Each result's outputs are the best first, with `cumulative_logprob` and `score`.  Beams share the memory of what they have in
+        common.  All else is as for `generate`.
+        """
+        batch = as_list(prompts)
+        options = options_of(len(batch), priority=(priority, int), tenant=(tenant, str), cache_salt=(cache_salt, str))
+        return self._answer(batch, params, options, use_tqdm, name="params", kind=BeamSearchParams)
 
     def chat(
         self,
@@ -93,7 +117,7 @@ class LLM:
         if not messages:
             raise InvalidRequestError("there are no messages; send at least one")
         conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
-        variables = _template_variables(chat_template_kwargs, tools)
+        variables = template_variables(chat_template_kwargs, tools)
         prompts: list[PromptInput] = []
         for index, conversation in enumerate(conversations):
             if not isinstance(conversation, Sequence) or isinstance(conversation, str | bytes):
@@ -106,25 +130,95 @@ class LLM:
                 )
             except InvalidRequestError as error:
                 raise InvalidRequestError(error.detail, index=index) from error
-        options = _options(len(prompts), tenant=(tenant, str), cache_salt=(cache_salt, str))
-        return self._answer(prompts, sampling_params, [{**one, "chat_template": chat_template} for one in options], use_tqdm)
+        options = options_of(len(prompts), tenant=(tenant, str), cache_salt=(cache_salt, str))
+        params = sampling_params or SamplingParams()
+        return self._answer(prompts, params, [{**one, "chat_template": chat_template} for one in options], use_tqdm)
+
+    def publish_prefix(self, prefix: PromptInput, *, name: str, tenants: Collection[str] | str | None = None) -> int:
+        """Compute `prefix` once and let `tenants` (a list; "all" or None: everybody) read it from memory: how many tokens of it.
+
+        prefix: as a prompt.  Only its full blocks are published.  They are evicted last, and no tenant's quota pays for them.
+        name: for `unpublish_prefix`; 1 to 512 characters.
+        Raises InvalidRequestError for what can't be published and for a name in use, CapacityError when pins and publications would
+        cover more of the pool than `pin_share`, ConfigError without prefix caching, OctavoError when computing it failed; then
+        nothing is published.
+        """
+        readers = checked_tenants(tenants)
+        request = publication_request(self.inputs, prefix, name)
+        self._compute(request, partial(self.engine.publish, tenants=readers))
+        return self._whole_blocks(request)
+
+    def unpublish_prefix(self, name: str) -> bool:
+        """From now on nobody finds it; who reads it goes on, then its blocks are free.  False when nothing is published as `name`."""
+        return self.engine.prefixes.unpublish(checked_name(name))
+
+    def pin_prefix(
+        self, prefix: PromptInput, *, name: str, ttl: float | None = None, tenant: str = "default", cache_salt: str = ""
+    ) -> int:
+        """Compute what memory lacks of `prefix`, and evict it last, for `ttl` seconds (None: until `unpin_prefix`): how many tokens.
+
+        Only full blocks are pinned, and of them those that are still there when all is computed: a tenant's quota, or others who need
+        the memory, may leave fewer.  A running request never fails for a pin: it is given up before anybody is preempted.
+        A pin of the same name is replaced.  Raises as `publish_prefix`.
+        """
+        request = pin_request(self.inputs, prefix, name, ttl, tenant, cache_salt)
+        self._compute(request)
+        return self.engine.prefixes.pin(name, request.prompt_token_ids, tenant, cache_salt, ttl)
+
+    def unpin_prefix(self, name: str) -> bool:
+        """False when there is no pin of that name (any more)."""
+        return self.engine.prefixes.unpin(checked_name(name))
+
+    def pins(self) -> list[Pin]:
+        """Those that have not ended, by name: how many tokens each still keeps, and for how many seconds (None: without end)."""
+        return self.engine.prefixes.pins()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget everything that could be found, pins and what is published included; running requests go on.
+
+        How many blocks became free.  A publication keeps its name and holds nothing any more: unpublish it, and publish it anew.
+        """
+        return self.engine.prefixes.reset()
+
+    def _whole_blocks(self, request: Request) -> int:
+        size = self.memory_plan.block_size
+        return len(request.prompt_token_ids) // size * size
+
+    def _compute(self, request: Request, add: Callable[[Request], None] | None = None) -> None:
+        with self._turn:
+            self._refuse_closed()
+            _raise_failed(self._run([request], use_tqdm=False, add=add)[0])
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise OctavoError("this LLM is closed; make a new one")
 
     def _answer(
-        self, prompts: Sequence[PromptInput], sampling_params: Any, options: list[dict[str, Any]], use_tqdm: bool
+        self,
+        prompts: Sequence[PromptInput],
+        params: Any,
+        options: list[dict[str, Any]],
+        use_tqdm: bool,
+        *,
+        name: str = "sampling_params",
+        kind: type[SamplingParams] | type[BeamSearchParams] = SamplingParams,
     ) -> list[RequestOutput]:
-        params = _spread("sampling_params", sampling_params or SamplingParams(), len(prompts), SamplingParams)
+        each = spread(name, params, len(prompts), kind)
         with self._turn:
-            if self._closed:
-                raise OctavoError("this LLM is closed; make a new one")
-            return self._run(self.inputs.requests(prompts, params, options), use_tqdm)
+            self._refuse_closed()
+            requests = self.inputs.requests(prompts, each, options, kind=kind)
+            for index, request in enumerate(requests):
+                if (reason := self.engine.scheduler.refuse_reason(request)) is not None:
+                    raise InvalidRequestError(reason, index=index)
+            return self._run(requests, use_tqdm)
 
-    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, requests: list[Request], use_tqdm: bool, add: Callable[[Request], None] | None = None) -> list[RequestOutput]:
         collectors = {request.request_id: Collector(request) for request in requests}
         # None lets tqdm decide: it draws on a terminal, never into a pipe or a file.
         bar = tqdm(total=len(requests), desc="requests", disable=None if use_tqdm else True, delay=2, leave=False)
         # Ctrl-C waits for the end of a step, so that none is torn in the middle; what was queued is aborted.
         with Interrupt() as interrupt, bar:
-            for deltas in steps(self.engine, requests):
+            for deltas in steps(self.engine, requests, add):
                 for delta in deltas:
                     collectors[delta.request_id].add(delta)
                     bar.update(delta.finished)
@@ -193,6 +287,66 @@ class AsyncLLM:
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
+    async def beam_search(
+        self,
+        prompt: PromptInput,
+        params: BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "default",
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """As `LLM.beam_search`, of one prompt.  A cancel aborts the request."""
+        options: dict[str, Any] = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+        if request_id is not None:
+            options["request_id"] = request_id
+        request = await asyncio.to_thread(self._inputs.request, prompt, params, kind=BeamSearchParams, **options)
+        return await self._whole(request)
+
+    async def publish_prefix(self, prefix: PromptInput, *, name: str, tenants: Collection[str] | str | None = None) -> int:
+        """As `LLM.publish_prefix`.  A cancel before the end publishes nothing."""
+        readers = checked_tenants(tenants)
+        request = await asyncio.to_thread(publication_request, self._inputs, prefix, name)
+        message = partial(Publish, tenants=None if readers is None else sorted(readers))
+        _raise_failed(await self._whole(request, message=message))
+        size = self.memory_plan.block_size
+        return len(request.prompt_token_ids) // size * size
+
+    async def unpublish_prefix(self, name: str) -> bool:
+        """As `LLM.unpublish_prefix`."""
+        return bool(await self._client.ask(Unpublish(checked_name(name))))
+
+    async def pin_prefix(
+        self, prefix: PromptInput, *, name: str, ttl: float | None = None, tenant: str = "default", cache_salt: str = ""
+    ) -> int:
+        """As `LLM.pin_prefix`."""
+        request = await asyncio.to_thread(pin_request, self._inputs, prefix, name, ttl, tenant, cache_salt)
+        _raise_failed(await self._whole(request))
+        return int(await self._client.ask(PinTokens(name, list(request.prompt_token_ids), tenant, cache_salt, ttl)))
+
+    async def unpin_prefix(self, name: str) -> bool:
+        """As `LLM.unpin_prefix`."""
+        return bool(await self._client.ask(Unpin(checked_name(name))))
+
+    async def pins(self) -> list[Pin]:
+        """As `LLM.pins`."""
+        return list(await self._client.ask(ListPins()))
+
+    async def reset_prefix_cache(self) -> int:
+        """As `LLM.reset_prefix_cache`."""
+        return int(await self._client.ask(ResetCache()))
+
+    async def _whole(self, request: Request, **more: Any) -> RequestOutput:
+        collector = Collector(request)
+        stream = self._client.stream(request, **more)
+        try:
+            async for delta in stream:
+                collector.add(delta)
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+        return collector.output()
+
     async def abort(self, request_id: str) -> bool:
         """End a running request; False when there is none of that id."""
         return await self._client.abort(request_id)
@@ -220,39 +374,7 @@ class AsyncLLM:
         await self.aclose()
 
 
-def _as_list(prompts: Any) -> list[PromptInput]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise InvalidRequestError(f"prompts must be text, token ids, or a list of prompts, not {type(prompts).__name__}")
-    # The first entry tells which list it is; a wrong one further on is then named as what it was meant to be.
-    return [prompts] if prompts and isinstance(prompts[0], int) else list(prompts)
-
-
-def _options(count: int, **given: tuple[Any, type]) -> list[dict[str, Any]]:
-    """The options of each prompt.  given: by name, a value for all or one for each, and its type.  Raises InvalidRequestError."""
-    spread = {name: _spread(name, value, count, kind) for name, (value, kind) in given.items()}
-    return [{name: values[i] for name, values in spread.items()} for i in range(count)]
-
-
-def _template_variables(variables: Any, tools: Any) -> dict[str, Any]:
-    """What a chat's caller gives to the template.  Raises InvalidRequestError."""
-    if variables is not None and not (isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)):
-        raise InvalidRequestError(f"chat_template_kwargs must be a mapping from names to values, not {variables!r}")
-    if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, str | bytes)):
-        raise InvalidRequestError(f"tools must be a list of mappings, not {type(tools).__name__}")
-    taken = {"self", "messages", "add_generation_prompt", "chat_template", "tools", "parse_special"} & set(variables or {})
-    if taken:
-        raise InvalidRequestError(f"chat_template_kwargs can't hold {', '.join(sorted(taken))}: the template has it from elsewhere")
-    return {**(variables or {}), **({} if tools is None else {"tools": list(tools)})}
-
-
-def _spread(name: str, value: Any, count: int, kind: type) -> list[Any]:
-    if isinstance(value, kind):
-        return [value] * count
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InvalidRequestError(f"{name} must be of {kind.__name__}, one for all or one for each prompt, not {value!r}")
-    values = list(value)
-    if len(values) != count:
-        raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts; give one for all, or one for each")
-    return values
+def _raise_failed(output: RequestOutput) -> None:
+    for sample in output.outputs:
+        if sample.finish_reason == "error":
+            raise OctavoError(f"the prefix could not be computed: {sample.error}")

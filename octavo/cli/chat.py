@@ -45,6 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def memory_lines(stats: Any) -> str:
+    """What prompts got from memory, in words; then every count by its name."""
+    return "\n".join(
+        (
+            f"{stats.hit_rate:.1%} of {stats.prompt_tokens:,} prompt tokens read from memory;"
+            f" {stats.blocks_cached:,} blocks cached, {stats.blocks_shared:,} shared",
+            *(f"{field:24} {value}" for field, value in stats.as_dict().items()),
+        )
+    )
+
+
 class Chat:
     """One conversation: its history, and the commands that change it.  ask: reads a line, as `input` does."""
 
@@ -89,7 +100,7 @@ class Chat:
             self.system = rest.strip() or None
             self.history.clear()
         elif name == "/stats":
-            self._say("\n".join(f"{field:24} {value}" for field, value in self._llm.stats().as_dict().items()))
+            self._say(memory_lines(self._llm.stats()))
         else:
             self._say(HELP if name == "/help" else f"{name} is not a command.\n{HELP}")
 

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
@@ -15,7 +15,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 def add_flags(parser: argparse.ArgumentParser, cls: type, *, title: str, skip: Collection[str] = ()) -> None:
     """Add `--field-name` for every field of `cls` but `skip`.  Mutates `parser`.
 
-    A Literal becomes choices, a bool the pair --x/--no-x, a list a flag that may be repeated (or, for numbers, given with commas).
+    A Literal becomes choices, a bool the pair --x/--no-x, a list a flag that may be repeated (or, for numbers, given with commas), a
+    Mapping one that is given once for each NAME=N, a dict one that takes a JSON object.
     The text of a flag is what the class's docstring says of the field.  Flags that are not given leave no attribute behind, so that
     the dataclass's own default decides.
     """
@@ -77,6 +78,8 @@ def _argument(name: str, hint: Any) -> dict[str, Any]:
         return {"choices": get_args(kind)}
     if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
+    if get_origin(kind) is Mapping:
+        return {"type": _named("name=number", _pair), "action": _Pairs, "metavar": "NAME=N"}
     if get_origin(kind) is dict:
         return {"type": _json_object, "metavar": "JSON"}
     if kind is int and name.endswith("_bytes"):
@@ -95,6 +98,24 @@ def _named(name: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
     convert.__name__ = name
     return convert
+
+
+class _Pairs(argparse.Action):
+    """Collects NAME=N into one mapping; a name that is given again is a usage error."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, pair: Any, option: str | None = None) -> None:
+        name, number = pair
+        pairs = dict(getattr(namespace, self.dest, None) or {})
+        if name in pairs:
+            raise argparse.ArgumentError(self, f"{name!r} is given twice, with {pairs[name]} and {number}")
+        setattr(namespace, self.dest, {**pairs, name: number})
+
+
+def _pair(text: str) -> tuple[str, int]:
+    name, equals, number = text.rpartition("=")  # a tenant's name may hold the sign itself
+    if not equals:
+        raise ValueError(text)
+    return name, int(number)
 
 
 def _integer_or_none(text: str) -> int | None:

@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A wrong command line ends the process with 2, as argparse does.  Anything else is a fault of the program and keeps its traceback.
     """
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)  # which may print, too
         return int(arguments.run(arguments) or OK)
     except OctavoError as error:
         print(f"octavo: {error}", file=sys.stderr)

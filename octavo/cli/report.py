@@ -22,6 +22,8 @@ def memory_report(plan: dict[str, Any], stats: Any, *, watch: PoolWatch, seconds
             f"  at peak  {peak:,} leased = {size(peak * block_bytes)} for {watch.peak_running:,} running at once;"
             f" {watch.peak_useful:.1%} of their tokens useful",
             f"  now      {stats.blocks_free:,} free, {stats.blocks_cached:,} cached, {stats.blocks_leased:,} leased",
+            f"prefixes   {stats.hit_rate:.1%} of {stats.prompt_tokens:,} prompt tokens read from memory;"
+            f" {watch.peak_shared:,} blocks shared at peak, sharing saved {stats.sharing_mean:.1%} on average",
             f"tokens     {tokens_out:,} out in {seconds:.2f} s = {tokens_out / seconds if seconds else 0.0:,.1f} tokens/s;"
             f" {stats.tokens_computed:,} computed{cached}{preempted}",
         )

@@ -24,6 +24,7 @@ class PoolWatch:
         self._seen: dict[str, float] = {}
         self.peak_running = 0
         self.peak_leased = 0
+        self.peak_shared = 0
         self.peak_useful = 0.0  # of the leased blocks' tokens, when most were leased
 
     def __call__(self) -> None:
@@ -35,6 +36,7 @@ class PoolWatch:
         self._seen = {share: getattr(stats, f"tokens_{share}") / (stats.blocks_total * stats.block_size) for share in SHARES}
         self._seen |= {"running": stats.running, "leased": stats.blocks_leased}
         self.peak_running = max(self.peak_running, stats.running)
+        self.peak_shared = max(self.peak_shared, stats.blocks_shared)
         if stats.blocks_leased > self.peak_leased:
             self.peak_leased = stats.blocks_leased
             self.peak_useful = stats.tokens_useful / (stats.blocks_leased * stats.block_size)

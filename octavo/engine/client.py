@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from octavo.core import errors
 from octavo.core.errors import EngineDeadError, OctavoError
@@ -21,9 +22,11 @@ from octavo.engine.messages import (
     HEADER,
     Abort,
     Add,
+    Answer,
     Ask,
     Failed,
     Outputs,
+    Question,
     Ready,
     Start,
     Stats,
@@ -83,7 +86,7 @@ class EngineClient:
         self._names = itertools.count()
         self._streams: dict[str, _Stream] = {}
         self._by_id: dict[str, str] = {}
-        self._asked: deque[asyncio.Future[EngineStats]] = deque()
+        self._asked: deque[asyncio.Future[Any]] = deque()
         self._writer: asyncio.StreamWriter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -102,9 +105,10 @@ class EngineClient:
     def pid(self) -> int:
         return self._process.pid
 
-    async def stream(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def stream(self, request: Request, *, message: Callable[[Request], ToEngine] = Add) -> AsyncIterator[RequestOutput]:
         """The request's deltas.  Leaving the iterator early aborts the request; its memory is free within a step.
 
+        message: what brings it to the engine.
         Raises InvalidRequestError when the engine refuses it, EngineDeadError when the process ends meanwhile.
         """
         await self._attach()
@@ -114,7 +118,7 @@ class EngineClient:
         stream = self._streams[name] = _Stream(request)
         finished = False
         try:
-            await self._send(Add(dataclasses.replace(request, request_id=name, prompt=None)))
+            await self._send(message(dataclasses.replace(request, request_id=name, prompt=None)))
             while not finished:
                 item = await stream.queue.get()
                 if isinstance(item, OctavoError):
@@ -140,10 +144,15 @@ class EngineClient:
 
     async def stats(self, *, check: bool = False) -> EngineStats:
         """The engine's stats between two of its steps; with `check`, InvariantError when a law of the memory is broken."""
+        stats: EngineStats = await self.ask(Ask(check))
+        return stats
+
+    async def ask(self, question: Question) -> Any:
+        """What the engine answers between two of its steps (see each question).  Raises what the engine raised, as its own class."""
         await self._attach()
-        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        await self._send(Ask(check))
+        await self._send(question)
         return await answer
 
     def close(self) -> None:
@@ -225,13 +234,15 @@ class EngineClient:
                     stream.put(output)
         elif isinstance(message, Stats):
             self._answer(message.stats)
+        elif isinstance(message, Answer):
+            self._answer(message.value)
         elif isinstance(message, Failed):
             if message.request_id is None:
                 self._answer(_error(message))
             elif (stream := self._streams.get(message.request_id)) is not None:
                 stream.queue.put_nowait(_error(message))
 
-    def _answer(self, answer: EngineStats | OctavoError) -> None:
+    def _answer(self, answer: Any) -> None:
         future = self._asked.popleft()
         if future.done():  # its asker was cancelled
             return

@@ -55,7 +55,8 @@ class Collector:
 
     def _completion(self, index: int, sample: _Sample, unfinished: FinishReason | None) -> CompletionOutput:
         last = sample.last
-        wants_logprobs = self._request.params.logprobs is not None
+        # Of a beam search, the params ask for what the search needs, and the result has none.
+        wants_logprobs = self._request.params.logprobs is not None and self._request.beam is None
         return CompletionOutput(
             index=index,
             text="".join(sample.text),

@@ -25,10 +25,11 @@ class EngineConfig:
     max_model_len: tokens of a sequence, prompt and output; None: what the model was made for.
     max_num_seqs: sequences that run at once.  max_num_batched_tokens: tokens computed in one step.
     target_step_seconds: while streams run, a prompt's chunk is cut so that a step takes about this long.
-    enable_prefix_caching: keep what was computed, and read equal prefixes from memory.  prefix_index: how they are found, "hash" or "radix": the
-        same hits either way (see docs/CACHE.md).
+    enable_prefix_caching: keep what was computed, and read equal prefixes from memory.
+    prefix_index: how they are found, "hash" or "radix": the same hits either way (see docs/CACHE.md).
     eviction: which cached block gives way first: "lru", the least recently used, or "cost", the one that is cheapest to compute again.
-    cache_quotas: tenant -> tokens of it that may stay cached when no request holds them; default_cache_quota: of those not named (None: no bound).
+    cache_quotas: tenant -> tokens of it that may stay cached when no request holds them.
+    default_cache_quota: the same for tenants that are not named there (None: no bound).
     pin_share: pins and publications together cover at most this share of the pool.
     kv_layout, reserve: "paged", or a contiguous region per request of the size that `reserve` says (a baseline to compare with).
     batching: "continuous", or "static": a whole batch runs to its end (a baseline to compare with).

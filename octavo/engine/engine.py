@@ -3,8 +3,10 @@
 import logging
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
+from octavo.core.errors import InvariantError, OctavoError
 from octavo.core.outputs import RequestOutput
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request
@@ -37,10 +39,29 @@ class Engine:
             self.scheduler.add(request)
             self.processor.add(request)
 
+    def publish(self, request: Request, tenants: Collection[str] | None) -> None:
+        """Queue the request that computes the publication `request.published`, whose full blocks `tenants` (None: all) may read.
+
+        It is published from now on, and no longer when the request fails or is aborted.  Raises as `add_request` and as
+        `Prefixes.publish`, and publishes nothing then.
+        """
+        name = request.published
+        if name is None:
+            raise InvariantError(f"request {request.request_id!r} was to be published, but names no publication")
+        with self._between_steps:
+            whole = self.prefixes.publish(name, request.prompt_token_ids, tenants)
+            try:
+                self.add_request(replace(request, prompt_token_ids=request.prompt_token_ids[:whole]))
+            except OctavoError:
+                self.prefixes.unpublish(name)
+                raise
+            self.prefixes.computed_by(request.request_id, name)
+
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its memory at once; False when it isn't here (any more).  It gives no further output."""
         with self._between_steps:
             self.processor.discard(request_id)
+            self.prefixes.note_aborted(request_id)
             return self.scheduler.abort(request_id)
 
     def reset(self) -> None:
@@ -69,6 +90,7 @@ class Engine:
             outputs, stops = self.processor.process(updates)
             for stop in stops:
                 self.scheduler.finish(stop.seq_id, "stop", stop.stop)
+            self.prefixes.note_ended(outputs)
             self._lap("text", clock)
             return outputs
 

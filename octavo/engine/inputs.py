@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.errors import InvalidRequestError
-from octavo.core.params import SamplingParams
+from octavo.core.params import BeamSearchParams, SamplingParams
 from octavo.core.request import Request
+from octavo.engine.beam_inputs import sampling_of
 from octavo.text.bad_words import bad_word_ids
 from octavo.text.chat_template import template_digest
 from octavo.text.tokenizer import Tokenizer
 
 PromptInput = str | Sequence[int] | Mapping[str, Any]
+Params = SamplingParams | BeamSearchParams
 
 # Characters of a tenant's name or a salt.  They are hashed for every request and kept with its memory, so they have a bound.
 MAX_NAMESPACE_CHARS = 512
@@ -56,28 +58,42 @@ class InputProcessor:
         self._seeds = random.Random(seed)
         self._arrivals = itertools.count()
 
-    def request(self, prompt: PromptInput, params: SamplingParams, **options: Any) -> Request:
+    def request(self, prompt: PromptInput, params: Params, *, kind: type[Params] = SamplingParams, **options: Any) -> Request:
         """One request.  Raises InvalidRequestError.
 
-        options: request_id, priority, tenant, cache_salt, and chat_template: the Jinja source that rendered the prompt in place of
-        the model's own.
+        kind: what `params` must be.
+        options: request_id, priority, tenant, cache_salt, published (see `Request`), and chat_template: the Jinja source that rendered
+        the prompt in place of the model's own.
         """
-        return self.requests([prompt], [params], [options])[0]
+        return self.requests([prompt], [params], [options], kind=kind)[0]
 
     def requests(
-        self, prompts: Sequence[PromptInput], params: Sequence[SamplingParams], options: Sequence[Mapping[str, Any]]
+        self,
+        prompts: Sequence[PromptInput],
+        params: Sequence[Params],
+        options: Sequence[Mapping[str, Any]],
+        *,
+        kind: type[Params] = SamplingParams,
     ) -> list[Request]:
         """A list, all of it checked before any counter moves.  Raises InvalidRequestError, which names the index."""
         checked = []
         for index, (prompt, one, extra) in enumerate(zip(prompts, params, options, strict=True)):
             try:
                 text, ids = self._tokens(prompt)
-                self._check(ids, one)
+                sampling, beam = self._sampling(one, kind)
+                self._check(ids, sampling)
                 _check_options(extra)
             except InvalidRequestError as error:
                 raise InvalidRequestError(error.detail, index=index) from error
-            checked.append((text, ids, one, extra))
-        return [self._build(text, ids, one, dict(extra)) for text, ids, one, extra in checked]
+            checked.append((text, ids, sampling, {**extra, "beam": beam}))
+        return [self._build(*one) for one in checked]
+
+    def _sampling(self, params: Params, kind: type[Params]) -> tuple[SamplingParams, BeamSearchParams | None]:
+        if not isinstance(params, kind):
+            raise InvalidRequestError(f"the parameters must be {kind.__name__}, not {type(params).__name__}")
+        if isinstance(params, SamplingParams):
+            return params, None
+        return sampling_of(params, self.limits.vocab_size, self.limits.eos_token_ids), params
 
     def _build(self, text: str | None, ids: tuple[int, ...], params: SamplingParams, options: dict[str, Any]) -> Request:
         arrival = next(self._arrivals)
@@ -141,8 +157,6 @@ class InputProcessor:
         return ids
 
     def _check(self, ids: tuple[int, ...], params: SamplingParams) -> None:
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(f"the parameters must be SamplingParams, not {type(params).__name__}")
         params.check_vocab(self.limits.vocab_size)
         limits, length = self.limits, len(ids)
         if length >= limits.max_model_len:
@@ -197,10 +211,11 @@ def _check_options(options: Mapping[str, Any]) -> None:
             if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
                 raise InvalidRequestError(f"priority={value!r} must be a whole number of 64 bits")
         elif name != "chat_template" or value is not None:
-            _check_text_option(name, value)
+            check_text_option(name, value)
 
 
-def _check_text_option(name: str, value: Any) -> None:
+def check_text_option(name: str, value: Any) -> None:
+    """Text that a message to the engine can carry, and no longer than it may be.  Raises InvalidRequestError."""
     if not isinstance(value, str) or (name == "request_id" and not value):
         raise InvalidRequestError(f"{name}={value!r} must be text{' of at least one character' if name == 'request_id' else ''}")
     if name == "chat_template":

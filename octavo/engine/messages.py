@@ -12,6 +12,7 @@ from octavo.core.outputs import RequestOutput
 from octavo.core.request import Request
 from octavo.core.stats import EngineStats
 from octavo.engine.inputs import EngineLimits
+from octavo.kv.manager import Pin
 from octavo.spec.budget import MemoryPlan
 
 HEADER = struct.Struct("<I")
@@ -31,7 +32,10 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """Engine to front: it could not start, or request `request_id` was refused.  kind: the error's class in `octavo.core.errors`."""
+    """Engine to front: it could not start, request `request_id` was refused, or (without one) the oldest question was.
+
+    kind: the error's class in `octavo.core.errors`.
+    """
 
     kind: str
     message: str
@@ -57,9 +61,52 @@ class Ask(msgspec.Struct, tag=True):
 
 
 class Stats(msgspec.Struct, tag=True):
-    """Engine to front, to an `Ask`, in order."""
+    """Engine to front: to an `Ask`, when it is the oldest question."""
 
     stats: EngineStats
+
+
+class Publish(msgspec.Struct, tag=True):
+    """Front to engine: queue the request that computes what it names, and let `tenants` (None: all) read that."""
+
+    request: Request
+    tenants: list[str] | None
+
+
+class Unpublish(msgspec.Struct, tag=True):
+    """Front to engine: end a publication.  Answer: whether there was one."""
+
+    name: str
+
+
+class PinTokens(msgspec.Struct, tag=True):
+    """Front to engine: keep what memory has of these.  Answer: how many that are."""
+
+    name: str
+    tokens: list[int]
+    tenant: str
+    cache_salt: str
+    ttl: float | None
+
+
+class Unpin(msgspec.Struct, tag=True):
+    """Front to engine: end a pin.  Answer: whether there was one."""
+
+    name: str
+
+
+class ListPins(msgspec.Struct, tag=True):
+    """Front to engine.  Answer: the pins."""
+
+
+class ResetCache(msgspec.Struct, tag=True):
+    """Front to engine: forget what can be found.  Answer: how many blocks became free."""
+
+
+class Answer(msgspec.Struct, tag=True):
+    """Engine to front: to the oldest question."""
+
+    value: bool | int | list[Pin]
 
 
 class Outputs(msgspec.Struct, tag=True):
@@ -68,8 +115,10 @@ class Outputs(msgspec.Struct, tag=True):
     outputs: list[RequestOutput]
 
 
-ToEngine = Start | Add | Abort | Ask
-ToFront = Ready | Failed | Stats | Outputs
+# Answered in order, each with an `Answer` or `Stats`, or with `Failed`.
+Question = Ask | Unpublish | PinTokens | Unpin | ListPins | ResetCache
+ToEngine = Start | Add | Publish | Abort | Question
+ToFront = Ready | Failed | Stats | Answer | Outputs
 
 
 def _plain(value: Any) -> Any:

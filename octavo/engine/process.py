@@ -19,14 +19,22 @@ from octavo.engine.messages import (
     HEADER,
     Abort,
     Add,
+    Answer,
     Ask,
     Failed,
+    ListPins,
     Outputs,
+    PinTokens,
+    Publish,
+    Question,
     Ready,
+    ResetCache,
     Start,
     Stats,
     ToEngine,
     ToFront,
+    Unpin,
+    Unpublish,
     pack,
     unpack_for_engine,
 )
@@ -81,8 +89,7 @@ def serve(mailbox: Mailbox) -> None:
     try:
         built = build_engine(EngineConfig(**start.config))
     except Exception as error:  # told to whoever waits for this engine, who then knows the cause
-        cause = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
-        mailbox.send(Failed(type(error).__name__, cause))
+        mailbox.send(_failed(error))
         return
     mailbox.send(Ready(built.limits, built.plan))
     engine = built.engine
@@ -110,21 +117,47 @@ def _step(engine: Engine, mailbox: Mailbox) -> None:
 
 
 def _handle(engine: Engine, mailbox: Mailbox, message: ToEngine) -> None:
-    if isinstance(message, Add):
+    if isinstance(message, Add | Publish):
         try:
-            engine.add_request(message.request)
+            if isinstance(message, Add):
+                engine.add_request(message.request)
+            else:
+                engine.publish(message.request, message.tenants)
         except OctavoError as error:
-            mailbox.send(Failed(type(error).__name__, str(error), message.request.request_id))
+            mailbox.send(_failed(error, message.request.request_id))
     elif isinstance(message, Abort):
         engine.abort(message.request_id)
-    elif isinstance(message, Ask):
+    elif not isinstance(message, Start):
         try:
-            if message.check:
-                engine.check()
+            answer = _answer(engine, message)
         except OctavoError as error:
-            mailbox.send(Failed(type(error).__name__, str(error)))
+            mailbox.send(_failed(error))
         else:
-            mailbox.send(Stats(engine.stats()))
+            mailbox.send(answer)
+
+
+def _answer(engine: Engine, question: Question) -> Stats | Answer:
+    prefixes = engine.prefixes
+    match question:
+        case Ask(check):
+            if check:
+                engine.check()
+            return Stats(engine.stats())
+        case Unpublish(name):
+            return Answer(prefixes.unpublish(name))
+        case PinTokens(name, tokens, tenant, cache_salt, ttl):
+            return Answer(prefixes.pin(name, tokens, tenant, cache_salt, ttl))
+        case Unpin(name):
+            return Answer(prefixes.unpin(name))
+        case ListPins():
+            return Answer(prefixes.pins())
+        case ResetCache():
+            return Answer(prefixes.reset())
+
+
+def _failed(error: Exception, request_id: str | None = None) -> Failed:
+    cause = str(error) if isinstance(error, OctavoError) else f"{type(error).__name__}: {error}"
+    return Failed(type(error).__name__, cause, request_id)
 
 
 def main(descriptor: int) -> None:

@@ -38,7 +38,10 @@ class BestOf:
         sample.last = delta
 
     def ranked(self) -> list[CompletionOutput]:
-        """The best by the sum of logprobs, as whole outputs numbered by rank; equal ones by the order of the draw, failed ones last."""
+        """The best by the sum of logprobs, as whole outputs numbered by rank.
+
+        Equal ones stand in the order of the draw, failed ones last.
+        """
         ended = [(sample, sample.last) for sample in self._samples if sample.last is not None]
         ended.sort(key=lambda pair: (pair[1].finish_reason == "error", -pair[0].cumulative_logprob))
         return [

@@ -43,6 +43,7 @@ def test_an_answer_becomes_history() -> None:
 def test_commands() -> None:
     llm = FakeLLM()
     chat, out = talk(llm, "hello", "/stats", "/what", "/help", "/system now", "x", "/exit", "never")
+    assert "0.0% of 0 prompt tokens read from memory; 0 blocks cached, 0 shared" in out
     assert "blocks_total             8" in out and "/what is not a command." in out and out.count("/clear ") == 2
     assert chat.system == "now" and [message["content"] for message in chat.history] == ["x", "abc"]
     chat, _ = talk(llm, "hello", "/clear")

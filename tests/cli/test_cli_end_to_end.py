@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -58,6 +59,14 @@ def answers(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[int]]:
     return [json.loads(line)["outputs"][0]["token_ids"] for line in capsys.readouterr().out.splitlines()]
 
 
+def pool_now(report: str) -> tuple[int, int, int]:
+    """(free, cached, leased) blocks of a memory report."""
+    found = re.search(r"now      (\d+) free, (\d+) cached, (\d+) leased", report)
+    assert found is not None
+    free, cached, leased = map(int, found.groups())
+    return free, cached, leased
+
+
 def test_generate(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["-p", "first", "-p", "a second, longer prompt than the first"]
     assert main(["generate", model, *prompts, *engine(), *GREEDY, "--max-tokens", "8", "--json"]) == 0
@@ -65,7 +74,9 @@ def test_generate(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     outputs = [json.loads(line) for line in out.splitlines()]
     assert [output["prompt"] for output in outputs] == [prompts[1], prompts[3]]
     assert all(len(output["outputs"][0]["token_ids"]) == 8 for output in outputs)
-    assert "64 blocks of 16 tokens" in err and "num_blocks=64" in err and "now      64 free" in err
+    assert "64 blocks of 16 tokens" in err and "num_blocks=64" in err
+    assert pool_now(err) == (60, 4, 0)  # 12 and 45 tokens stay cached (the last one of each answer is never written)
+    assert re.search(r"prefixes   0.0% of 43 prompt tokens read from memory; 0 blocks shared at peak", err)
 
 
 def test_the_same_tokens_whatever_the_memory(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +133,20 @@ def test_ctrl_c_in_a_real_process(model: str) -> None:
         err = process.stderr.read().decode()
     os.close(reader)
     assert process.returncode == 130
-    assert "now      512 free, 0 cached, 0 leased" in err and "Traceback" not in err
+    free, cached, leased = pool_now(err)
+    assert (free + cached, leased) == (512, 0) and cached >= 1 and "Traceback" not in err
+
+
+def test_prompts_that_begin_alike_are_read_from_memory(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = ["-p", "x" * 64 + "a", "-p", "x" * 64 + "b"]
+    argv = ["generate", model, *prompts, *GREEDY, "--max-tokens", "4", *engine("--max-num-seqs", "1")]
+    assert main(argv) == 0
+    assert "prefixes   49.2% of 130 prompt tokens read from memory" in capsys.readouterr().err
+    assert main([*argv, "--no-enable-prefix-caching"]) == 0
+    err = capsys.readouterr().err
+    assert "prefixes   0.0% of 130 prompt tokens" in err and pool_now(err) == (64, 0, 0)
+    assert main([*argv, "--cache-quotas", "default=32", "--cache-quotas", "other=0", "--prefix-index", "radix"]) == 0
+    assert pool_now(capsys.readouterr().err) == (62, 2, 0)
 
 
 def test_the_doctor_looks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pytest
@@ -33,6 +33,7 @@ class Sample:
     ids: list[int] | tuple[int, ...] | None = None
     texts: str | Sequence[str] | None = None
     table: dict[int, float] | None = None
+    pairs: Mapping[str, int] | None = None
 
 
 def parse(*argv: str, cls: type = Sample, **options: Any) -> dict[str, Any]:
@@ -63,13 +64,28 @@ def test_what_is_not_given_is_left_to_the_dataclass() -> None:
         ("--ids 1,2 --ids 3", {"ids": [1, 2, 3]}),
         ("--texts a --texts b,c", {"texts": ["a", "b,c"]}),
         ('--table {"3":1.5}', {"table": {"3": 1.5}}),
+        ("--pairs a=5 --pairs b=c=0", {"pairs": {"a": 5, "b=c": 0}}),
     ],
 )
 def test_values(argv: str, value: dict[str, Any]) -> None:
     assert parse(*argv.split()) == value
 
 
-@pytest.mark.parametrize("argv", ["--mode no", "--size-bytes 2X", "--count x", "--ids 1,x", "--table [1]", "--table {", "--share"])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--mode no",
+        "--size-bytes 2X",
+        "--count x",
+        "--ids 1,x",
+        "--table [1]",
+        "--table {",
+        "--share",
+        "--pairs a",
+        "--pairs a=b",
+        "--pairs a=1 --pairs a=2",
+    ],
+)
 def test_a_wrong_value_is_a_usage_error(argv: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(*argv.split())
@@ -97,6 +113,11 @@ def test_every_setting_has_its_flag(command: str) -> None:
     config = EngineConfig(**given(namespace, EngineConfig, skip={"seed"}))
     assert (config.model, config.max_num_seqs, config.kv_cache_memory_bytes, config.threads) == ("some-model", 7, 2**30, 2)
     assert config.enable_prefix_caching is False and config.seed == 0
+    quotas = ["--cache-quotas", "a=160", "--cache-quotas", "b=0", "--default-cache-quota", "32", "--pin-share", "0.25"]
+    caching = build_parser().parse_args([command, "some-model", *quotas, "--prefix-index", "radix", "--eviction", "cost"])
+    config = EngineConfig(**given(caching, EngineConfig, skip={"seed"}))
+    assert (config.cache_quotas, config.default_cache_quota, config.pin_share) == ({"a": 160, "b": 0}, 32, 0.25)
+    assert (config.prefix_index, config.eviction, config.enable_prefix_caching) == ("radix", "cost", True)
     params = SamplingParams(**given(namespace, SamplingParams))
     assert (params.temperature, params.seed) == (0.0, 9)
     missing = {field.name for field in dataclasses.fields(EngineConfig)} - {"model"}

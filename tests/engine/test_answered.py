@@ -15,7 +15,8 @@ PROMPTS = [[5 + i] * (3 + i) for i in range(6)]
 def drained(llm):
     llm.check()
     stats = llm.stats()
-    return not llm.engine.has_work and stats.blocks_free == stats.blocks_total and stats.running == stats.waiting == 0
+    home = stats.blocks_free + stats.blocks_cached == stats.blocks_total
+    return not llm.engine.has_work and home and stats.running == stats.waiting == 0
 
 
 def enqueue(llm, prompts, params=PARAMS):

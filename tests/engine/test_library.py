@@ -192,13 +192,9 @@ def test_stats_count_what_was_done():
         llm.generate([[5] * 20, [6] * 3], GREEDY, use_tqdm=False)
         stats = llm.stats()
         assert stats.tokens_computed == 20 + 3 + 2 * 7
-        assert (stats.blocks_total, stats.blocks_free, stats.blocks_leased, stats.preemptions, stats.tokens_cached) == (
-            256,
-            256,
-            0,
-            0,
-            0,
-        )
+        # 27 and 10 tokens are written: the last one of an answer never is.  They stay, in two blocks and one.
+        assert (stats.blocks_total, stats.blocks_free, stats.blocks_cached, stats.blocks_leased) == (256, 253, 3, 0)
+        assert (stats.preemptions, stats.tokens_cached, stats.prompt_tokens, stats.hit_rate) == (0, 0, 23, 0.0)
         assert stats.as_dict()["blocks_total"] == 256
         assert set(llm.engine.step_seconds()) >= {"schedule", "linear", "attention", "sampling", "commit", "text", "rest"}
 
