@@ -18,6 +18,8 @@ from octavo.scheduler.waiting import WaitingQueue
 
 # A head of the queue that does not fit is overtaken at most so often in its life.
 MAX_OVERTAKES = 8
+# Whoever did not fit is looked up in memory again when more room has come, or else at every so manieth asking.
+LOOK_AGAIN = 16
 
 
 class _Try(Enum):
@@ -32,14 +34,15 @@ class _Room:
     promised: available blocks that entered sequences still need for the tokens that they have; so half-computed prompts never wait
         for each other.
     tokens: what all sequences can hold together.  members: (expected growth, tokens held), sorted.
-    slots: how many sequences may still enter.
+    slots: how many sequences may still enter.  others_run: whether anybody may give memory back.
     """
 
-    __slots__ = ("members", "promised", "slots", "tokens")
+    __slots__ = ("members", "others_run", "promised", "slots", "tokens")
 
-    def __init__(self, tokens: int, slots: int) -> None:
+    def __init__(self, tokens: int, slots: int, others_run: bool) -> None:
         self.tokens = tokens
         self.slots = slots
+        self.others_run = others_run
         self.promised = 0
         self.members: list[tuple[int, int]] = []
 
@@ -80,7 +83,7 @@ class Admission:
         slots: how many more may run; a beam search takes one for each of its beams when the first of them enters.
         Stop asking when the step is full.  No lease may grow, open or close otherwise while this is used.
         """
-        room = _Room(self._manager.num_available * self._manager.block_size, slots)
+        room = _Room(self._manager.num_available * self._manager.block_size, slots, bool(running))
         self._survey(running, room)
         queue = waiting.snapshot()
         # Beams whose siblings run and wait for them: they go first, into slots and memory that their search was promised as a whole.
@@ -133,7 +136,7 @@ class Admission:
         """Open a lease for `sequence` if it fits; mutates `room` and `sequence` only then (and notes whom it follows)."""
         manager, group = self._manager, sequence.beams
         slots = 1 if group is None else 0 if group.num_running else group.width
-        if slots > room.slots:
+        if slots > room.slots or self._is_hopeless(sequence, room):
             return _Try.DOES_NOT_FIT
         siblings_wait = group is not None and group.num_running > 0
         # Tokens whose prompt logprobs are still owed must be computed, found or not.
@@ -152,10 +155,19 @@ class Admission:
         else:
             entered = self._open(sequence, match, room)
         if not entered:
+            sequence.refused_with = manager.num_available - room.promised
             return _Try.DOES_NOT_FIT
+        sequence.refused_with = None
         room.slots -= slots
         self._followers.lead(sequence)
         return _Try.ENTERED
+
+    def _is_hopeless(self, sequence: Sequence, room: _Room) -> bool:
+        """Whether there is no more room than when it last did not fit: matching a long prompt anew in each step would be dear."""
+        if sequence.refused_with is None or not room.others_run or self._manager.num_available - room.promised > sequence.refused_with:
+            return False
+        sequence.times_refused += 1
+        return sequence.times_refused % LOOK_AGAIN != 0
 
     def _open(self, sequence: Sequence, match: PrefixMatch, room: _Room) -> bool:
         """A lease on what memory finds, if the rest fits."""

@@ -72,7 +72,7 @@ class Population:
         return child
 
     def hand_on(self, sequence: Sequence) -> Sequence | None:
-        """`sequence` is about to end: a further sample of its request that never ran goes on with its prompt's memory; None: there is none.
+        """`sequence` is about to end: a further sample of its request that never ran (if any) goes on with its prompt's memory.
 
         Without it, samples that wait for each other's prompt would each compute it when they end at once.
         """

@@ -43,6 +43,7 @@ class Sequence:
     leader, follows_from, follows_to, followed_since: see Followers: whose tokens it waits for, which (from, up to), and the time at
         which it first waited for anybody.
     beams: the group that it is a beam of, if any.
+    refused_with, times_refused: blocks to spare when it last did not fit, and how often it was turned away since without a look.
     times_overtaken: how many sequences were admitted past this one while it was the head of the queue.
     overtook: the id of the head that this one was admitted past, if any.
     """
@@ -67,6 +68,8 @@ class Sequence:
     follows_to: int = 0
     followed_since: float | None = None
     beams: "BeamGroup | None" = None
+    refused_with: int | None = None
+    times_refused: int = 0
     times_overtaken: int = 0
     overtook: int | None = None
 

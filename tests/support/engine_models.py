@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from octavo import LLM
+from octavo.spec.memory import AttentionLayerSpec, MemorySpec
 
 VOCAB = 512
 SPECIALS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
@@ -55,9 +56,14 @@ def tiny_llama(max_positions: int = 2048) -> Path:
     return folder
 
 
-def start(**settings: Any) -> LLM:
+def start(*, max_positions: int = 2048, **settings: Any) -> LLM:
     """An engine over the tiny model: float32, one thread, 256 blocks, unless told otherwise."""
     defaults: dict[str, Any] = {"dtype": "float32", "threads": 1, "num_blocks": 256}
     if "kv_cache_memory_bytes" in settings:
         del defaults["num_blocks"]
-    return LLM(str(tiny_llama()), **defaults | settings)
+    return LLM(str(tiny_llama(max_positions)), **defaults | settings)
+
+
+def kv_spec(kv_dtype: str, block_size: int) -> MemorySpec:
+    """How the tiny model's K and V lie in a block."""
+    return MemorySpec((AttentionLayerSpec(num_kv_heads=2, head_dim=16),) * 2, kv_dtype, block_size)
