@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -94,10 +95,10 @@ def main() -> None:
     traffics, kinds, widths = arguments.traffic.split(","), arguments.kinds.split(","), [int(n) for n in arguments.widths.split(",")]
     with LLM(arguments.model, enable_prefix_caching=False, max_model_len=2 * LONGEST) as llm:
         text = llm.tokenizer.encode("\n".join(topics[name] for name in sorted(topics)))
-        rows = [
-            measure(llm, traffic, kind, width, arguments.requests, text)
-            for traffic, kind, width in itertools.product(traffics, kinds, widths)
-        ]
+        rows = []
+        for traffic, kind, width in itertools.product(traffics, kinds, widths):
+            rows.append(measure(llm, traffic, kind, width, arguments.requests, text))
+            print(f"{traffic}, {kind}, {width}: {rows[-1]['saving']:.1f} %", file=sys.stderr, flush=True)
     print(table(rows, COLUMNS))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")

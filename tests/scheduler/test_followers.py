@@ -195,8 +195,8 @@ def test_nobody_waits_longer_than_computing_alone_takes() -> None:
     followers.survey([leader], 5.0, rate)
     assert followers.follows(follower, 0)
     assert follower.status is Status.FOLLOWING
-    for now, waits in ((5.0, True), (5.05, True), (5.0999, True), (5.1001, False)):
-        followers.survey([leader], now, rate)
+    for clock, waits in ((5.0, True), (5.05, True), (5.0999, True), (5.1001, False)):
+        followers.survey([leader], clock, rate)
         assert followers.keeps_waiting(follower) == waits
     assert (follower.status, follower.leader) == (Status.WAITING, None)
     # The same slow one, or another, is not followed once more: the wait is counted from the first.

@@ -80,9 +80,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def search(self, prompt_share: int, output_share: int, width: int, topic: int, priority: int, stops: bool) -> None:
         """A beam search."""
         prompt_len, max_tokens = 1 + self.room * prompt_share // 100, 1 + self.room * output_share // 100
-        request = make_beam_request(
-            f"b{len(self.requests)}", prompt_len, max_tokens, width, topic=topic, priority=priority, stop_token_ids=range(0, 997, 4) if stops else ()
-        )
+        ends = range(0, 997, 4) if stops else ()
+        name = f"b{len(self.requests)}"
+        request = make_beam_request(name, prompt_len, max_tokens, width, topic=topic, priority=priority, stop_token_ids=ends)
         if self.scheduler.refuse_reason(request) is None:
             self.requests[request.request_id] = request
             (seq_id,) = self.scheduler.add(request)
