@@ -24,8 +24,8 @@ MissReason = Literal[
 class CacheReport:
     """What one sample's prompt got from memory at first admission, in tokens, and why not more.
 
-    num_tokens: read instead of computed, all together.  num_published: of these, from published prefixes.  num_forked: of these, shared
-    with the first sample of the same request.
+    num_tokens: read instead of computed, all together.  num_published: of these, from published prefixes.  num_forked: of these,
+        shared with the first sample of the same request.
     miss: None when everything was found.  miss_field: for "key differs", the first field of the key that does.
     """
 

@@ -47,7 +47,6 @@ class BlockPool:
         self._num_holds = 0  # the sum of all counts
         self.num_shared = 0
         self.num_protected = 0
-        self.num_distrusted = 0
 
     @property
     def num_free(self) -> int:
@@ -94,10 +93,6 @@ class BlockPool:
     def is_protected(self, block: int) -> bool:
         return self._flags[block] & PROTECTED != 0
 
-    def is_distrusted(self, block: int) -> bool:
-        """Whether `block` is held, but will be quarantined when the last holder lets go."""
-        return self._flags[block] & DISTRUSTED != 0
-
     def num_unheld(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` nobody holds."""
         return list(map(self._counts.__getitem__, blocks)).count(0)
@@ -132,10 +127,9 @@ class BlockPool:
         Raises InvariantError, and changes nothing, when one of them is in another state.
         """
         counts, flags, discard = self._counts, self._flags, self._cached.discard
-        for block in blocks:
-            # A block that nobody holds is findable exactly when it is cached.
-            if not counts[block] and not flags[block] & FINDABLE:
-                raise InvariantError(f"block {block} was to be shared, but nobody holds it and nothing in it can be found")
+        unheld = [block for block in blocks if not counts[block]]
+        if unheld and (stray := [block for block in unheld if not flags[block] & FINDABLE]):  # else they are cached
+            raise InvariantError(f"blocks {stray} were to be shared, but nobody holds them and nothing in them can be found")
         for block in blocks:
             count = counts[block]
             counts[block] = count + 1
@@ -201,7 +195,7 @@ class BlockPool:
         for block in blocks:
             if not counts[block]:
                 raise InvariantError(f"block {block} became findable, but nobody holds it")
-            if not flags[block] & DISTRUSTED:
+            if flags[block] < DISTRUSTED:
                 flags[block] |= FINDABLE
 
     def forget(self, block: int) -> bool:
@@ -233,7 +227,6 @@ class BlockPool:
         """Take `block` out of use: at once, or when the last holder lets go.  The caller makes its index forget it."""
         self.forget(block)
         if self._counts[block]:
-            self.num_distrusted += not self.is_distrusted(block)
             self._flags[block] |= DISTRUSTED
         elif block not in self._quarantined:
             if block in self._offline:
@@ -295,7 +288,6 @@ class BlockPool:
             "held times": (self._num_holds, sum(counts)),
             "shared": (self.num_shared, sum(1 for count in counts if count > 1)),
             "protected": (self.num_protected, sum(1 for flag in flags if flag & PROTECTED)),
-            "distrusted": (self.num_distrusted, sum(1 for flag in flags if flag & DISTRUSTED)),
         }
         for name, (tally, true) in tallies.items():
             if tally != true:
@@ -318,7 +310,6 @@ class BlockPool:
         """The last holder let go of a block that is not plain."""
         if flag & DISTRUSTED:
             self._flags[block] = 0
-            self.num_distrusted -= 1
             self._quarantined.add(block)
         else:  # only what can be found is protected
             self._kept.add(block)

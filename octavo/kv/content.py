@@ -61,57 +61,51 @@ class Content:
 
     def insert(self, lease: Lease, owner: Owner, tokens: Tokens, first: int, end: int) -> list[int]:
         """Blocks `first` to `end` of the table are full: those of them that became findable."""
-        pool, index, size, blocks, chains = self.pool, self._index, self._block_size, lease.blocks, self._contents.chains
+        size, chains = self._block_size, self._contents.chains
         cursor = lease.cursor if lease.num_inserted == first else self._cursor(lease, tokens, first)
-        chain = chains[blocks[first - 1]] if first else 0
-        findable = []
-        for place in range(first, end):
-            block, start = blocks[place], place * size
-            chains[block] = chain = chained(chain, tokens, start, start + size)
-            if pool.num_distrusted and pool.is_distrusted(block):
-                cursor = self._cursor(lease, tokens, place + 1)
-                continue
-            cursor, is_findable = index.insert(cursor, tokens, start, block)
-            if is_findable:
-                findable.append(block)
-            else:
+        chain = chains[lease.blocks[first - 1]] if first else 0
+        blocks = lease.blocks[first:end]
+        content = tokens[first * size : end * size].tobytes()
+        width = size * tokens.itemsize
+        for block, at in zip(blocks, range(0, len(content), width), strict=True):
+            chains[block] = chain = hash((chain, content[at : at + width]))  # `chained`, without a call for each block
+        lease.cursor, refused = self._index.insert_all(cursor, tokens, first * size, blocks)
+        lease.num_inserted = end
+        if refused:
+            for block in refused:
                 self._lose(block)  # it was found as an open one until now
-        lease.cursor, lease.num_inserted = cursor, end
-        self._become_findable(owner, findable)
-        return findable
+            blocks = [block for block in blocks if block not in refused]
+        self._become_findable(owner, blocks)
+        return blocks
 
-    def insert_published(self, lease: Lease, owner: Owner, tokens: Tokens, full: int) -> None:
+    def insert_published(self, lease: Lease, owner: Owner, tokens: Tokens, first: int, full: int) -> None:
         """Of a sequence under a publication's key, that becomes findable which is published, no more."""
         publication = self.keeper.publications.get(owner.publication or "")
         if publication is not None and publication.key.digest == owner.key.digest:
             end = min(full, publication.num_blocks)
-            if end > lease.num_inserted >= 0 and publication.covers(tokens, end, self._block_size):
-                self.keeper.published(publication, self.insert(lease, owner, tokens, lease.num_inserted, end))
+            if end > first and publication.covers(tokens, end, self._block_size):
+                self.keeper.published(publication, self.insert(lease, owner, tokens, first, end))
 
     def extend(self, lease: Lease, owner: Owner, tokens: Tokens, place: int, fill: int) -> None:
         """The first `fill` places of the table's open block are written."""
-        pool, block = self.pool, lease.blocks[place]
-        if pool.num_distrusted and pool.is_distrusted(block):
-            return
-        if self._index.extend(lease.cursor, tokens, place * self._block_size, fill, block) and not pool.is_findable(block):
-            self._contents.chains[block] = 0  # until `note_open_ends`
+        block = lease.blocks[place]
+        if self._index.extend(lease.cursor, tokens, place * self._block_size, fill, block) and not self.pool.is_findable(block):
+            self._contents.chains[block] = 0  # until `note_open_ends`: the number of what was here before tells nobody anything
             self._become_findable(owner, (block,))
 
     def note_open_ends(self, lease: Lease) -> None:
-        """Number what may be asked for though it ends inside a block: the whole sequence, and its prompt.  Before it lets go of them."""
+        """Before a lease lets go: number what may be asked for though it ends inside a block, the whole sequence and its prompt."""
         if lease.tokens is None or not lease.is_findable:
             return
-        size, chains = self._block_size, self._contents.chains
-        for end in {lease.num_written, min(lease.prompt_len, lease.num_written)}:
-            place = end // size
-            if end % size and self.pool.is_findable(block := lease.blocks[place]):
-                found = place * size + self._index.fill(block)
-                before = chains[lease.blocks[place - 1]] if place else 0
-                if end == lease.num_written:
-                    if found <= end:
-                        chains[block] = chained(before, lease.tokens, place * size, found)
-                elif found >= end:
-                    self._contents.prompt_ends[block] = chained(before, lease.tokens, place * size, end)
+        if end := lease.num_written % self._block_size:
+            place = lease.num_written // self._block_size
+            found = self._index.fill(lease.blocks[place])
+            if 0 < found <= end:  # else another one wrote what is found behind
+                self._contents.chains[lease.blocks[place]] = self._chain(lease, place, found)
+        if (end := lease.prompt_len % self._block_size) and lease.prompt_len <= lease.num_written:
+            place = lease.prompt_len // self._block_size
+            if self._index.fill(lease.blocks[place]) >= end:
+                self._contents.prompt_ends[lease.blocks[place]] = self._chain(lease, place, end)
 
     # Content is given up.
 
@@ -165,16 +159,24 @@ class Content:
         owner = self._contents.owners[block]
         return None if owner is None else owner.account
 
+    def _chain(self, lease: Lease, place: int, fill: int) -> int:
+        """The number of all tokens up to the first `fill` of the block at `place`."""
+        before = self._contents.chains[lease.blocks[place - 1]] if place else 0
+        start = place * self._block_size
+        return chained(before, lease.tokens or Tokens("i"), start, start + fill)
+
     def _cursor(self, lease: Lease, tokens: Tokens, num_blocks: int) -> Cursor:
         """Where the chain of the first `num_blocks` blocks ends, whether anything of it can be found or not."""
         return self._index.match(self._index.root(lease.key.digest), tokens, num_blocks * self._block_size, num_blocks).cursor
 
     def _become_findable(self, owner: Owner, blocks: Sequence[int]) -> None:
         owners, ends = self._contents.owners, self._contents.prompt_ends
+        if ends:
+            for block in blocks:
+                if not self.pool.is_findable(block):
+                    ends.pop(block, None)  # of other content, long ago
         for block in blocks:
             owners[block] = owner
-            if ends and not self.pool.is_findable(block):
-                ends.pop(block, None)  # of other content, long ago
         self.pool.mark_findable(blocks)
 
     def _on_evict(self, blocks: list[int]) -> None:

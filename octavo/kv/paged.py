@@ -231,7 +231,7 @@ class PagedKVCache(KVCacheManager):
         if owner is None or not lease.is_findable:
             return
         if owner.publication is not None:
-            self._content.insert_published(lease, owner, tokens, full)
+            self._content.insert_published(lease, owner, tokens, full_before, full)
             return
         if lease.num_inserted != full:
             self._content.insert(lease, owner, tokens, full_before, full)
@@ -252,7 +252,14 @@ class PagedKVCache(KVCacheManager):
         self._content.keep_quotas()
 
     def quarantine(self, block: int) -> None:
-        """Take `block` out of use for good: now, or when its last holder lets go."""
+        """Take `block` out of use for good: now, or when its last holder lets go.
+
+        Nothing that its holders compute from now on becomes findable.
+        """
+        for lease in self._leases:
+            if block in lease.blocks or any(block == source for source, _ in lease.copies):
+                self._content.note_open_ends(lease)
+                lease.is_findable = False
         self._content.forget((block,), None)
         self._pool.quarantine(block)
 

@@ -19,10 +19,12 @@ class PoolMachine(RuleBasedStateMachine):
     def make(self, size: int) -> None:
         self.size = size
         self.evicted: list[int] = []
-        self.pool = BlockPool(size, on_evict=self.evicted.append)
+        self.pool = BlockPool(size, on_evict=self.evicted.extend)
         self.holdings: list[list[int]] = []
         self.findable: set[int] = set()
         self.resting: list[int] = []
+        self.kept: list[int] = []  # at rest, too, but protected
+        self.protected: set[int] = set()
         self.quarantined: set[int] = set()
         self.distrusted: set[int] = set()
         self.offline: list[list[int]] = []
@@ -34,11 +36,21 @@ class PoolMachine(RuleBasedStateMachine):
         return len(self.counts()) + len(self.quarantined) + sum(map(len, self.offline))
 
     def expect_evictions(self, wanted: int) -> list[int]:
-        free = self.size - self.unavailable() - len(self.resting)
-        gone = self.resting[: max(0, wanted - free)]
-        self.resting = self.resting[len(gone) :]
-        self.findable -= set(gone)
+        free = self.size - self.unavailable() - len(self.resting) - len(self.kept)
+        gone = (self.resting + self.kept)[: max(0, wanted - free)]
+        for block in gone:
+            self.lose(block)
         return gone
+
+    def lose(self, block: int) -> None:
+        for order in (self.resting, self.kept):
+            if block in order:
+                order.remove(block)
+        self.findable.discard(block)
+        self.protected.discard(block)
+
+    def rest(self, block: int) -> None:
+        (self.kept if block in self.protected else self.resting).append(block)
 
     @rule(wanted=st.integers(0, 12))
     def allocate(self, wanted: int) -> None:
@@ -64,19 +76,45 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.retain(holding)
         self.holdings.append(list(holding))
 
-    @precondition(lambda self: self.resting)
+    @precondition(lambda self: self.resting or self.kept)
     @rule(data=st.data())
     def hit(self, data: st.DataObject) -> None:
-        block = data.draw(st.sampled_from(self.resting))
+        block = data.draw(st.sampled_from(self.resting + self.kept))
         self.pool.retain([block])
-        self.resting.remove(block)
+        (self.kept if block in self.protected else self.resting).remove(block)
         self.holdings.append([block])
 
-    @precondition(lambda self: self.holdings)
     @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    def protect(self, data: st.DataObject) -> None:
+        block = data.draw(st.integers(0, self.size - 1))
+        if block not in self.findable:
+            with pytest.raises(InvariantError, match="protected"):
+                self.pool.protect(block)
+            return
+        self.pool.protect(block)
+        self.protected.add(block)
+        if block in self.resting:
+            self.resting.remove(block)
+            self.rest(block)
+
+    @rule(data=st.data())
+    def unprotect(self, data: st.DataObject) -> None:
+        block = data.draw(st.integers(0, self.size - 1))
+        self.pool.unprotect(block)
+        self.protected.discard(block)
+        if block in self.kept:
+            self.kept.remove(block)
+            self.rest(block)
+
+    @precondition(lambda self: self.holdings)
+    @rule(data=st.data(), one_by_one=st.booleans())
+    def release(self, data: st.DataObject, one_by_one: bool) -> None:
         holding = self.holdings.pop(data.draw(st.integers(0, len(self.holdings) - 1)))
-        self.pool.release(holding)
+        if one_by_one:
+            for block in reversed(holding):
+                self.pool.release_one(block)
+        else:
+            self.pool.release(holding)
         counts = self.counts()
         for block in reversed(holding):
             if not counts[block]:
@@ -84,23 +122,21 @@ class PoolMachine(RuleBasedStateMachine):
                     self.distrusted.discard(block)
                     self.quarantined.add(block)
                 elif block in self.findable:
-                    self.resting.append(block)
+                    self.rest(block)
 
     @precondition(lambda self: self.counts())
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.counts())))
-        self.pool.mark_findable(block)
+        self.pool.mark_findable([block])
         if block not in self.distrusted:
             self.findable.add(block)
 
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         block = data.draw(st.integers(0, self.size - 1))
-        self.pool.forget(block)
-        self.findable.discard(block)
-        if block in self.resting:
-            self.resting.remove(block)
+        assert self.pool.forget(block) == (block in self.resting or block in self.kept)
+        self.lose(block)
 
     @rule(data=st.data())
     def release_what_nobody_holds(self, data: st.DataObject) -> None:
@@ -109,18 +145,19 @@ class PoolMachine(RuleBasedStateMachine):
             held = next(iter(self.counts()), None)
             with pytest.raises(InvariantError):
                 self.pool.release([block] if held is None else [held, block])
+            with pytest.raises(InvariantError):
+                self.pool.release_one(block)
 
     @rule(data=st.data())
     def quarantine(self, data: st.DataObject) -> None:
         if len(self.quarantined) + len(self.distrusted) < 3:
             block = data.draw(st.integers(0, self.size - 1))
             self.pool.quarantine(block)
-            self.findable.discard(block)
+            self.lose(block)
             if self.counts()[block]:
                 self.distrusted.add(block)
             else:
                 self.quarantined.add(block)
-                self.resting = [other for other in self.resting if other != block]
                 self.offline = [[other for other in group if other != block] for group in self.offline]
 
     @rule(wanted=st.integers(1, 3))
@@ -140,7 +177,11 @@ class PoolMachine(RuleBasedStateMachine):
         counts = self.counts()
         assert [self.pool.count(block) for block in range(self.size)] == [counts[block] for block in range(self.size)]
         assert self.pool.num_leased == len(counts)
-        assert self.pool.num_cached == len(self.resting)
+        assert (list(self.pool._cached), list(self.pool._kept)) == (self.resting, self.kept)
+        assert self.pool.num_cached == len(self.resting) + len(self.kept)
+        assert self.pool.num_protected == len(self.protected)
+        assert self.pool.num_shared == sum(count > 1 for count in counts.values())
+        assert self.pool.num_saved == sum(counts.values()) - len(counts)
         assert self.pool.num_quarantined == len(self.quarantined)
         assert self.pool.num_offline == sum(map(len, self.offline))
         pool = self.pool
@@ -183,10 +224,10 @@ def test_the_last_freed_is_taken_first_and_tails_before_heads() -> None:
 
 def test_tails_are_evicted_before_heads_and_free_blocks_before_both() -> None:
     evicted: list[int] = []
-    pool = BlockPool(6, on_evict=evicted.append)
+    pool = BlockPool(6, on_evict=evicted.extend)
     held = pool.allocate(4)
     for block in held:
-        pool.mark_findable(block)
+        pool.mark_findable([block])
     pool.release(held)
     assert (pool.num_free, pool.num_cached) == (2, 4)
     assert not set(pool.allocate(2)) & set(held)
@@ -199,7 +240,7 @@ def test_a_hit_leaves_the_eviction_order_from_its_middle() -> None:
     pool = BlockPool(3)
     held = pool.allocate(3)
     for block in held:
-        pool.mark_findable(block)
+        pool.mark_findable([block])
     pool.release(held)
     pool.retain([held[1]])
     assert pool.allocate(2) == [held[2], held[0]]
@@ -209,10 +250,10 @@ def test_a_hit_leaves_the_eviction_order_from_its_middle() -> None:
 
 def test_a_free_block_cannot_be_shared() -> None:
     pool = BlockPool(2)
-    with pytest.raises(InvariantError, match="nobody holds it"):
+    with pytest.raises(InvariantError, match="nobody holds them"):
         pool.retain([0])
     with pytest.raises(InvariantError, match="nobody holds it"):
-        pool.mark_findable(0)
+        pool.mark_findable([0])
     pool.check()
 
 
@@ -238,14 +279,14 @@ def seconds_per_eviction(num_blocks: int, num_leased: int) -> float:
     pool.allocate(num_leased)
     blocks = pool.allocate(num_blocks)
     for block in blocks:
-        pool.mark_findable(block)
+        pool.mark_findable([block])
     pool.release(blocks)
     times = []
     for _ in range(300):
         begin = time.perf_counter()
         (block,) = pool.allocate(1)
         times.append(time.perf_counter() - begin)
-        pool.mark_findable(block)
+        pool.mark_findable([block])
         pool.release([block])
     return sorted(times)[100]
 

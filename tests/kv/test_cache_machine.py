@@ -41,7 +41,7 @@ class CacheMachine(RuleBasedStateMachine):
             num_blocks, block_size, self.make_index(block_size), quotas=quotas, pin_share=PIN_SHARE, clock=lambda: self.now
         )
         self.model = CacheModel(num_blocks, block_size, quotas)
-        self.tokens: dict[Lease, array[int]] = {}
+        self.tokens: dict[Lease, array] = {}
         self.keys: list[CacheKey] = []
 
     def num_free(self) -> int:
@@ -52,6 +52,9 @@ class CacheMachine(RuleBasedStateMachine):
         return self.num_free() + len(self.model.resting) + len(self.model.kept)
 
     @rule(key=keys, tokens=token_lists, cut=st.sampled_from([0, 0, 0, 1, 5, 20]), more=st.integers(0, 6))
+    def begin(self, key: CacheKey, tokens: list[int], cut: int, more: int) -> None:
+        self.open(key, tokens, cut, more)
+
     def open(self, key: CacheKey, tokens: list[int], cut: int, more: int) -> Lease | None:
         manager, model, size = self.manager, self.model, self.model.block_size
         limit = max(0, len(tokens) - cut)
@@ -61,7 +64,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert (list(match.blocks), match.num_published, match.head_tokens) == (blocks, num_published * size, head_tokens)
         assert match.num_tokens == len(blocks) * size + head_tokens
         assert match.head in heads if heads else match.head is None
-        assert tuple(manager.why_missed(key, given, match)) == model.reason(key, tuple(tokens), limit, self.keys)
+        reason = model.reason(key, tuple(tokens), limit, self.keys)
+        assert tuple(manager.why_missed(key, given, match)) == reason
 
         unheld = sum(not model.count(block) for block in blocks)
         spare = self.num_available() - unheld - (-(-len(tokens) // size) - len(blocks))
@@ -90,15 +94,36 @@ class CacheMachine(RuleBasedStateMachine):
         self.tokens[lease] = given
         return lease
 
-    @rule(key=keys, tokens=token_lists, more=st.integers(0, 3), stays=st.booleans())
     def serve(self, key: CacheKey, tokens: list[int], more: int, stays: bool) -> None:
-        """A request from its beginning to its end, or to where its prompt is computed."""
-        lease = self.open(key, tokens, 0, more)
+        """A request to its end; one that stays has one token to go and can be forked."""
+        lease = self.open(key, tokens, 0, more + stays)
         if lease is not None:
-            for token in range(more):
+            for token in range(1 + more):
                 self.advance({lease: len(tokens)}, token % 2)
             if not stays:
                 self.end(lease)
+
+    # Three times, so that more happens.
+    requests = rule(key=keys, tokens=token_lists, more=st.integers(0, 3), stays=st.booleans())
+    serve_one, serve_another, serve_a_third = requests(serve), requests(serve), requests(serve)
+
+    @precondition(lambda self: self.model.publications)
+    @rule(data=st.data())
+    def compute_publication(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(list(self.model.publications.values())))
+        self.serve(one.key, list(one.tokens), 0, False)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), count=st.integers(1, 3), token=st.integers(0, 1))
+    def fork_and_go_on(self, data: st.DataObject, count: int, token: int) -> None:
+        """As samples and beams do: all of them write in the next step."""
+        lease = data.draw(st.sampled_from(list(self.tokens)))
+        if not lease.copies:
+            forks = [self.manager.fork(lease, lease.num_written, lease.num_written + 3) for _ in range(count)]
+            for fork in forks:
+                self.model.leases.append(fork)
+                self.tokens[fork] = self.tokens[lease][: lease.num_written]
+            self.advance(dict.fromkeys([lease, *forks], 1), token)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), token=st.integers(0, 1), is_dropped=st.sampled_from([False, False, False, True]))
@@ -179,9 +204,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.let_go(order)
 
     def note_prompt(self, lease: Lease) -> None:
-        place, fill = divmod(min(lease.prompt_len, lease.num_written), self.model.block_size)
-        if fill and lease.is_findable and (entry := self.model.entries.get(lease.blocks[place])) and len(entry[1]) >= lease.prompt_len:
-            self.model.prompt_ends[lease.blocks[place]] = entry[1][: lease.prompt_len]
+        place, fill = divmod(lease.prompt_len, self.model.block_size)
+        if fill and lease.prompt_len <= lease.num_written and lease.is_findable:
+            _, found = self.model.entries.get(lease.blocks[place], (None, ()))
+            if len(found) >= lease.prompt_len:
+                self.model.prompt_ends[lease.blocks[place]] = found[: lease.prompt_len]
 
     @rule(name=st.sampled_from("st"), key=keys, tokens=token_lists, ttl=st.sampled_from([None, 1.0, 3.0]))
     def pin(self, name: str, key: CacheKey, tokens: list[int], ttl: float | None) -> None:
@@ -203,11 +230,13 @@ class CacheMachine(RuleBasedStateMachine):
     def tail_first(self, blocks: set[int]) -> list[int]:
         return sorted(blocks, key=lambda block: -len(self.model.entries[block][1]))
 
+    @precondition(lambda self: self.model.pins)
     @rule(name=st.sampled_from("st"))
     def unpin(self, name: str) -> None:
         assert self.manager.unpin(name) == (name in self.model.pins)
         self.model.resettle(self.tail_first(self.model.pins.pop(name, (set(), 0.0))[0]))
 
+    @precondition(lambda self: self.model.pins)
     @rule(seconds=st.sampled_from([0.5, 2.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -240,6 +269,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.manager.publish(name, key, array("i", tokens), tenants)
             model.publications[name] = Published(key, tuple(tokens[: size * model.block_size]), tenants)
 
+    @precondition(lambda self: self.model.publications)
     @rule(name=st.sampled_from("pq"))
     def unpublish(self, name: str) -> None:
         model = self.model
@@ -251,7 +281,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.keys = [key for key in self.keys if key.namespace != PublishedNamespace(name)]
 
     @precondition(lambda self: len(self.model.entries) > 3)
-    @rule(really=st.sampled_from([False, False, False, True]))
+    @rule(really=st.sampled_from([False] * 9 + [True]))
     def reset(self, really: bool) -> None:
         if really:
             model = self.model
@@ -268,7 +298,8 @@ class CacheMachine(RuleBasedStateMachine):
         manager, model = self.manager, self.model
         manager.check()
         pool = manager._pool
-        assert set(model.entries) == {block for block in range(model.num_blocks) if pool.is_findable(block)}
+        fills = {block: manager._index.fill(block) for block in range(model.num_blocks) if pool.is_findable(block)}
+        assert fills == {block: (len(prefix) - 1) % model.block_size + 1 for block, (_, prefix) in model.entries.items()}
         assert (list(pool._cached), sorted(pool._kept)) == (model.resting, sorted(model.kept))
         model.kept = list(pool._kept)
         stats = manager.stats()

@@ -1,11 +1,16 @@
 """The reserved layouts, and the shares of the pool that both layouts report."""
 
+from array import array
+
 import pytest
 from plain_index import PlainIndex
 
+from octavo.core.cache_key import CacheKey
 from octavo.core.errors import ConfigError, InvariantError
 from octavo.core.stats import MemoryStats
 from octavo.kv import KVCacheManager, Lease, make_kv_cache
+
+KEY = CacheKey()
 
 
 def make(kv_layout: str, num_blocks: int, reserve: str = "max", block_size: int = 16, max_model_len: int = 128) -> KVCacheManager:
@@ -14,13 +19,18 @@ def make(kv_layout: str, num_blocks: int, reserve: str = "max", block_size: int 
     )
 
 
+def fits(manager: KVCacheManager, num_tokens: int, prompt_len: int, final_tokens: int, promised: int = 0) -> bool:
+    """Whether a sequence fits of which nothing is found."""
+    return manager.fit(manager.match(KEY, array("i", [-1]), 1), num_tokens, prompt_len, final_tokens, promised) is not None
+
+
 def open_lease(manager: KVCacheManager, prompt_len: int, final_tokens: int, written: int) -> Lease:
-    tokens = list(range(final_tokens))
-    match = manager.match("", tokens, final_tokens)
-    assert manager.fits(match, prompt_len, prompt_len, final_tokens, 0)
+    tokens = array("i", range(final_tokens))
+    match = manager.fit(manager.match(KEY, tokens, final_tokens), prompt_len, prompt_len, final_tokens, 0)
+    assert match is not None
     lease = manager.open(match, prompt_len, final_tokens)
     assert lease is not None
-    assert manager.grow(lease, written) is not None
+    assert manager.grow(lease, written)
     manager.commit(lease, tokens, written)
     return lease
 
@@ -60,7 +70,7 @@ def test_reserve_max_fits_seven_of_the_papers_requests_and_leaves_its_external_s
     manager = make("reserved", 983, max_model_len=2048)
     for _ in range(7):
         open_lease(manager, 100, 400, 100)
-    assert not manager.fits(manager.match("", [1], 1), 100, 100, 400, 0)
+    assert not fits(manager, 100, 100, 400)
     stats = manager.stats()
     assert stats.tokens_external / stats.tokens_total == pytest.approx(0.0885, abs=0.001)
 
@@ -70,8 +80,7 @@ def test_free_runs_too_short_for_who_was_refused_are_external_until_it_is_served
     held = [open_lease(manager, 32, 32, 32) for _ in range(4)]
     manager.release(held[0])
     manager.release(held[2])
-    match = manager.match("", [1], 1)
-    assert not manager.fits(match, 64, 64, 64, 0)
+    assert not fits(manager, 64, 64, 64)
     assert shares(manager.stats()) == (64, 0, 0, 64, 0)
     manager.release(held[1])
     open_lease(manager, 64, 64, 64)
@@ -95,7 +104,7 @@ def test_memory_kept_after_the_end_is_internal_waste_until_released(kv_layout: s
 def test_a_region_never_grows_and_max_must_fit_once() -> None:
     manager = make("reserved", 16)
     lease = open_lease(manager, 20, 40, 20)
-    assert manager.grow(lease, 128) == []
+    assert manager.grow(lease, 128)
     with pytest.raises(InvariantError, match="reserved for 128"):
         manager.grow(lease, 129)
     with pytest.raises(ConfigError, match="lower max_model_len, or raise num_blocks"):
@@ -113,22 +122,42 @@ def test_usable_tokens_is_exactly_what_fits_alone(kv_layout: str, reserve: str) 
         manager = make(kv_layout, num_blocks, reserve)
         for prompt_len in (1, 15, 16, 17, 60, 100, 127):
             usable = manager.usable_tokens(prompt_len)
-            match = manager.match("", [1], 1)
             assert usable >= prompt_len
-            assert manager.fits(match, usable, prompt_len, usable, 0)
+            assert fits(manager, usable, prompt_len, usable)
             if kv_layout == "paged" or (reserve != "max" and usable < 128):
-                assert not manager.fits(match, usable + 1, prompt_len, usable + 1, 0)
+                assert not fits(manager, usable + 1, prompt_len, usable + 1)
 
 
 def test_what_is_shared_need_not_be_available_and_what_is_promised_is_not() -> None:
-    manager = make_kv_cache(num_blocks=6, block_size=4, max_model_len=24, index=PlainIndex(4))
-    first = open_lease(manager, 17, 17, 17)  # five blocks, four of them full
-    match = manager.match("", list(range(17)), 17)
-    assert match.blocks == tuple(first.blocks[:4])
-    assert manager.fits(match, 17, 17, 17, promised=0)  # four are leased already, one is available
-    assert not manager.fits(match, 17, 17, 17, promised=1)
-    assert not manager.fits(match, 21, 17, 21, promised=0)
+    manager = make_kv_cache(num_blocks=6, block_size=4, max_model_len=24, prefix_index=PlainIndex(4))
+    first = open_lease(manager, 16, 17, 16)  # four blocks, all full
+    assert manager.grow(first, 17)  # and a fifth, empty one
+    tokens = array("i", range(17))
+    match = manager.match(KEY, tokens, 17)
+    assert match.blocks == tuple(first.blocks[:4]) and match.num_tokens == 16
+    assert manager.fit(match, 17, 17, 17, promised=0) is match  # four are leased already, one is available
+    assert manager.fit(match, 17, 17, 17, promised=1) is None
+    assert manager.fit(match, 21, 17, 21, promised=0) is None
     manager.release(first)
-    match = manager.match("", list(range(17)), 17)
-    assert manager.fits(match, 17, 17, 17, promised=1)
-    assert not manager.fits(match, 17, 17, 17, promised=2)  # the cached ones that it takes are available no more
+    match = manager.match(KEY, tokens, 17)
+    assert manager.num_unheld(match) == 4
+    assert manager.fit(match, 17, 17, 17, promised=1) is match
+    assert manager.fit(match, 17, 17, 17, promised=2) is None  # the cached ones that it takes are available no more
+
+
+def test_the_reserved_layout_shares_nothing_and_says_which_setting_does() -> None:
+    manager = make("reserved", 16)
+    lease = open_lease(manager, 20, 40, 20)
+    tokens = array("i", range(40))
+    assert not manager.can_fork
+    for refused in (
+        lambda: manager.fork(lease, 20, 40),
+        lambda: manager.publish("p", KEY, tokens, None),
+        lambda: manager.pin("p", KEY, tokens, None),
+    ):
+        with pytest.raises(ConfigError, match="kv_layout='paged'"):
+            refused()
+    assert (manager.unpublish("p"), manager.unpin("p"), manager.pins(), manager.reset_cache()) == (False, False, [], 0)
+    assert manager.why_missed(KEY, tokens, manager.match(KEY, tokens, 40)).reason == "no match"
+    with pytest.raises(ConfigError, match="prefix_index='tree'"):
+        make_kv_cache(num_blocks=4, block_size=4, max_model_len=16, prefix_index="tree")
