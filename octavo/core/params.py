@@ -32,8 +32,8 @@ class SamplingParams:
     Built once, never mutated, and shared freely between requests.  Construction checks everything that can be
     checked without a model; `check_vocab` checks the rest.
 
-    n: samples of one prompt; each draws from its own counter.  best_of: draw so many, and return the n with the highest sum of logprobs,
-        the best first (None: as many as n).
+    n: samples of one prompt; each draws from its own counter.
+    best_of: draw so many, and return the n with the highest sum of logprobs, the best first (None: as many as n).
     temperature: 0 (or below 1e-5) is greedy.  top_p: in (0, 1].  top_k: 0 or -1 switches it off.  min_p: in [0, 1].
     presence_penalty, frequency_penalty: in [-2, 2], over generated tokens.
     repetition_penalty: above 0, over prompt and generated tokens (Keskar et al. 2019, section 4.1).

@@ -12,7 +12,7 @@ from octavo.scheduler.forecast import Forecast, join
 from octavo.scheduler.population import lease_of
 from octavo.scheduler.roster import Roster
 from octavo.scheduler.sequence import Sequence
-from octavo.scheduler.siblings import Source, fork_source
+from octavo.scheduler.siblings import Source, fork_source, is_being_computed
 from octavo.scheduler.tally import Tally
 from octavo.scheduler.waiting import WaitingQueue
 
@@ -88,10 +88,12 @@ class Admission:
         queue = waiting.snapshot()
         # Beams whose siblings run and wait for them: they go first, into slots and memory that their search was promised as a whole.
         for beam in [one for one in queue if one.beams is not None and one.beams.num_running]:
-            if self._enter(beam, room) is not _Try.ENTERED:
+            outcome = self._enter(beam, room)
+            if outcome is _Try.DOES_NOT_FIT:
                 return
-            waiting.remove(beam)
-            yield beam
+            if outcome is _Try.ENTERED:
+                waiting.remove(beam)
+                yield beam
         for sequence in queue:
             if sequence.lease is not None or self._followers.keeps_waiting(sequence):
                 continue
@@ -136,19 +138,21 @@ class Admission:
         """Open a lease for `sequence` if it fits; mutates `room` and `sequence` only then (and notes whom it follows)."""
         manager, group = self._manager, sequence.beams
         slots = 1 if group is None else 0 if group.num_running else group.width
-        if slots > room.slots or self._is_hopeless(sequence, room):
-            return _Try.DOES_NOT_FIT
         siblings_wait = group is not None and group.num_running > 0
+        if slots > room.slots or (not siblings_wait and self._is_hopeless(sequence, room)):
+            return _Try.DOES_NOT_FIT
         # Tokens whose prompt logprobs are still owed must be computed, found or not.
         owes_rows = sequence.num_prompt_rows_done < sequence.prompt_len - 1
         limit = sequence.num_prompt_rows_done if owes_rows else len(sequence.tokens)
         match = manager.match(sequence.key, sequence.tokens, limit)
         source = None if owes_rows else self._source(sequence)
-        if (
-            not owes_rows
-            and not siblings_wait
-            and self._followers.follows(sequence, max(match.num_tokens, source.num_tokens if source else 0))
-        ):
+        found = max(match.num_tokens, source.num_tokens if source else 0)
+        if siblings_wait:
+            # The memory is sure to hold a search only if its beams share whatever they can, however long that takes.
+            follows = is_being_computed(sequence, self._roster.of_request(sequence.request.request_id), found)
+        else:
+            follows = not owes_rows and self._followers.follows(sequence, found)
+        if follows:
             return _Try.FOLLOWS
         if source is not None and source.num_tokens >= match.num_tokens:
             entered = self._fork(sequence, source, room)

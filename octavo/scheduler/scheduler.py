@@ -140,8 +140,8 @@ class Scheduler:
         behind = len(self._running) - streams + len(self._waiting)
         draft = Draft(self._chunk_budget.tokens(streams, behind))
         memory_was_short = self._advance_running(draft)
-        # Whoever just yielded would be the first to enter again: it waits for the next step.
-        if not self._running or not (memory_was_short or self._static):
+        # Whoever just yielded would be the first to enter again: it waits for the next step, unless this one has nothing else to do.
+        if not draft.chunks or not (memory_was_short or self._static):
             self._admit(draft)
         self._step += 1
         released = tuple(self._population.released)

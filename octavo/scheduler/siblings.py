@@ -15,6 +15,14 @@ class Source:
     num_tokens: int
 
 
+def is_being_computed(sequence: Sequence, siblings: Iterable[Sequence], num_tokens: int) -> bool:
+    """Whether a running sibling will soon have written more of `sequence`'s tokens than `num_tokens`: then it can be forked."""
+    return any(
+        sibling is not sequence and sibling.lease is not None and common_prefix(sequence.tokens, sibling.tokens, num_tokens)
+        for sibling in siblings
+    )
+
+
 def fork_source(sequence: Sequence, siblings: Iterable[Sequence]) -> Source | None:
     """The running sibling that has the most of `sequence`'s tokens written; None when none has any."""
     best: Source | None = None
