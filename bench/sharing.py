@@ -90,10 +90,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--traffic", default="alpaca,sharegpt")
     parser.add_argument("--kinds", default="parallel,beam")
+    parser.add_argument("--threads", type=int, help="of the kernels; the saving doesn't depend on it")
     parser.add_argument("--json", metavar="OUT")
     arguments = parser.parse_args()
     traffics, kinds, widths = arguments.traffic.split(","), arguments.kinds.split(","), [int(n) for n in arguments.widths.split(",")]
-    with LLM(arguments.model, enable_prefix_caching=False, max_model_len=2 * LONGEST) as llm:
+    with LLM(arguments.model, enable_prefix_caching=False, max_model_len=2 * LONGEST, threads=arguments.threads) as llm:
         text = llm.tokenizer.encode("\n".join(topics[name] for name in sorted(topics)))
         rows = []
         for traffic, kind, width in itertools.product(traffics, kinds, widths):
