@@ -102,12 +102,10 @@ static inline __attribute__((always_inline)) void softmax(Strip<S>& strip, int f
 
 // The last token of an odd range, or the first of one that starts odd, shares its pair with a token that must not count: a copy of the
 // pair's V with that half zeroed.
-static inline const uint8_t* lone_token(const uint8_t* v, int head_dim, bool high, half_t* copy) {
-  const half_t* pairs = (const half_t*)v;
-  for (int d = 0; d < head_dim; d++) {
-    copy[2 * d] = high ? half_t(0) : pairs[2 * d];
-    copy[2 * d + 1] = high ? pairs[2 * d + 1] : half_t(0);
-  }
+static inline const uint8_t* lone_token(const uint8_t* v, int head_dim, bool high, uint32_t* copy) {
+  const uint32_t mask = high ? 0xffff0000u : 0x0000ffffu;
+  std::memcpy(copy, v, head_dim * sizeof(uint32_t));
+  for (int d = 0; d < head_dim; d++) copy[d] &= mask;
   return (const uint8_t*)copy;
 }
 
@@ -119,7 +117,7 @@ static void exact_outputs(int rows, RowSums sums, const typename S::Weight* p, c
     add_outputs<S>(rows, sums.acc, sums.ld, weights, v, head_dim, begin, end);
   };
   if constexpr (S::pair == 2) {
-    alignas(64) half_t copy[2 * kMaxHeadDim];
+    alignas(64) uint32_t copy[kMaxHeadDim];
     auto lone = [&](int token) {
       const uint8_t* v = tiles.v[token / kTile] + token % kTile / 2 * (4 * head_dim);
       const uint8_t* pair = lone_token(v, head_dim, token % 2, copy);
@@ -140,7 +138,6 @@ static void ragged_outputs(const Strip<S>& strip, int head_dim) {
   const RowSums sums = strip.sums;
   int begin = round_up(strip.from[R - 1], S::pair), end = strip.to[0] / S::pair * S::pair;
   if (begin >= end) begin = end = kGroup;  // nothing in common
-  outputs<S, R>(sums.acc, sums.ld, strip.carry, strip.keep, strip.weights, strip.tiles->v, head_dim, 0, 0);
   auto by_runs = [&](int low, int high) {
     for (int r = 0, next; r < R; r = next) {
       const int from = strip.from[r], to = strip.to[r];
@@ -149,8 +146,14 @@ static void ragged_outputs(const Strip<S>& strip, int head_dim) {
                        to < high ? to : high);
     }
   };
-  by_runs(0, begin);
-  if (begin < end) outputs<S, R>(sums.acc, sums.ld, Carry::same, nullptr, strip.weights, strip.tiles->v, head_dim, begin, end);
+  auto common = [&](Carry carry, int low, int high) {
+    outputs<S, R>(sums.acc, sums.ld, carry, strip.keep, strip.weights, strip.tiles->v, head_dim, low, high);
+  };
+  if (begin > 0) {
+    if (strip.carry != Carry::same) common(strip.carry, 0, 0);
+    by_runs(0, begin);
+  }
+  if (begin < end) common(begin > 0 ? Carry::same : strip.carry, begin, end);
   by_runs(end, kGroup);
 }
 
