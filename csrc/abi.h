@@ -47,6 +47,25 @@ struct LinearArgs {
   int64_t ldy;
 };
 
+// ---- mixtures of experts --------------------------------------------------------------------------------------------------------
+// y += for each row, the sum over the experts that it chooses of share * down(activation(gate) * up).
+struct ExpertsArgs {
+  int num_experts, top_k;
+  bool normalize;              // shares of the chosen experts sum to 1; else they are what a softmax over all gives
+  const Matrix *const *up, *const *down;  // [num_experts]; up is gated, [2 * inner, width]; down is [width, inner]
+  Activation activation;
+  DType dtype;                 // of x, gathered and inner: the weights'
+  int m, width;
+  const float* scores;         // [m, num_experts]
+  const void* x;               // [m, ldx]
+  int64_t ldx, ld_inner;
+  void *gathered, *inner;      // [m * top_k, ldx] and [m * top_k, ld_inner], rows in the order of their experts
+  float *parts, *y;            // [m * top_k, width], and [m, width]
+  int32_t *chosen, *place;     // [m * top_k]: the experts of each row, best first, and where its rows lie in the order of experts
+  int32_t* begin;              // [num_experts + 1]
+  float* shares;               // [m * top_k]
+};
+
 // ---- rows ---------------------------------------------------------------------------------------------------------------------
 struct EmbedArgs {
   const Matrix* tied;          // gather from a packed matrix, or (null) from
@@ -140,6 +159,8 @@ struct DrawArgs {
 struct Kernels {
   const char* name;
   void (*linear)(const LinearArgs&, Team);
+  // experts run as six kernels with barriers between them, in this order
+  void (*experts[6])(const ExpertsArgs&, Team);
   void (*embed)(const EmbedArgs&, Team);
   void (*norm)(const NormArgs&, Team);
   void (*append_kv)(const AppendArgs&, Team);

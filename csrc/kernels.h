@@ -11,6 +11,12 @@ namespace octavo {
 namespace OCTAVO_PATH {
 
 void linear(const LinearArgs&, Team);
+void experts_route(const ExpertsArgs&, Team);
+void experts_group(const ExpertsArgs&, Team);
+void experts_gather(const ExpertsArgs&, Team);
+void experts_up(const ExpertsArgs&, Team);
+void experts_down(const ExpertsArgs&, Team);
+void experts_combine(const ExpertsArgs&, Team);
 void embed(const EmbedArgs&, Team);
 void norm(const NormArgs&, Team);
 void append_kv(const AppendArgs&, Team);

@@ -99,6 +99,16 @@ static void add_linear(Program& p, bool head, const Matrix* w, Address x, int64_
   p.add(head, a);
 }
 
+static void add_experts(Program& p, bool head, const std::vector<const Matrix*>& up, const std::vector<const Matrix*>& down, int top_k,
+                        bool normalize, const std::string& activation, const std::string& dtype, int width, Address scores, Address x,
+                        int64_t ldx, Address gathered, Address inner, int64_t ld_inner, Address parts, Address y) {
+  ExpertsArgs a{};
+  a.num_experts = int(up.size()), a.top_k = top_k, a.normalize = normalize, a.activation = activation_of(activation);
+  a.dtype = dtype_of(dtype), a.width = width, a.scores = at<float>(scores), a.x = at<void>(x), a.ldx = ldx;
+  a.gathered = at<void>(gathered), a.inner = at<void>(inner), a.ld_inner = ld_inner, a.parts = at<float>(parts), a.y = at<float>(y);
+  p.add(head, a, up, down);
+}
+
 static void add_append_kv(Program& p, bool head, int num_kv_heads, int head_dim, int64_t layer_offset, int num_heads, int rotary_dim,
                           Address cos, Address sin, Address q_norm, Address k_norm, float eps, Address qkv, int64_t ld_qkv,
                           const std::string& q_dtype, Address q) {
@@ -159,6 +169,8 @@ NB_MODULE(_native, m) {
            "scale"_a, "y"_a)
       .def("add_norm", add_norm, "head"_a, "layer_norm"_a, "x"_a, "weight"_a, "bias"_a, "eps"_a, "width"_a, "out"_a, "y"_a, "ldy"_a)
       .def("add_linear", add_linear, "head"_a, "w"_a, "x"_a, "ldx"_a, "bias"_a, "activation"_a, "accumulate"_a, "out"_a, "y"_a, "ldy"_a)
+      .def("add_experts", add_experts, "head"_a, "up"_a, "down"_a, "top_k"_a, "normalize"_a, "activation"_a, "dtype"_a, "width"_a,
+           "scores"_a, "x"_a, "ldx"_a, "gathered"_a, "inner"_a, "ld_inner"_a, "parts"_a, "y"_a)
       .def("add_append_kv", add_append_kv, "head"_a, "num_kv_heads"_a, "head_dim"_a, "layer_offset"_a, "num_heads"_a, "rotary_dim"_a,
            "cos"_a, "sin"_a, "q_norm"_a, "k_norm"_a, "eps"_a, "qkv"_a, "ld_qkv"_a, "q_dtype"_a, "q"_a)
       .def("add_attention", add_attention, "head"_a, "num_kv_heads"_a, "head_dim"_a, "layer_offset"_a, "num_heads"_a, "scale"_a,

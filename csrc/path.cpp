@@ -7,8 +7,19 @@
 namespace octavo {
 namespace OCTAVO_PATH {
 
-const Kernels kernels = {OCTAVO_TEXT(OCTAVO_PATH), linear,    embed,         norm,    append_kv, attention,
-                         attention_merge,          argmax_row, logsumexp_row, top_row, rank_row,  draw_row};
+const Kernels kernels = {OCTAVO_TEXT(OCTAVO_PATH),
+                         linear,
+                         {experts_route, experts_group, experts_gather, experts_up, experts_down, experts_combine},
+                         embed,
+                         norm,
+                         append_kv,
+                         attention,
+                         attention_merge,
+                         argmax_row,
+                         logsumexp_row,
+                         top_row,
+                         rank_row,
+                         draw_row};
 
 }  // namespace OCTAVO_PATH
 }  // namespace octavo

@@ -14,7 +14,7 @@ namespace octavo {
 using Clock = std::chrono::steady_clock;
 
 const char* kind_name(Kind kind) {
-  static const char* const names[kKinds] = {"embed", "norm", "linear", "append_kv", "attention", "copy"};
+  static const char* const names[kKinds] = {"embed", "norm", "linear", "experts", "append_kv", "attention", "copy"};
   return names[int(kind)];
 }
 
@@ -27,6 +27,15 @@ Program::Program(const Kernels* kernels, ArenaInfo arena, Limits limits, int thr
 void Program::add(bool head, EmbedArgs op) { (head ? head_ : body_).push_back(op); }
 void Program::add(bool head, NormArgs op) { (head ? head_ : body_).push_back(op); }
 void Program::add(bool head, LinearArgs op) { (head ? head_ : body_).push_back(op); }
+void Program::add(bool head, ExpertsArgs op, const std::vector<const Matrix*>& up, const std::vector<const Matrix*>& down) {
+  experts_.push_back(up), op.up = experts_.back().data();
+  experts_.push_back(down), op.down = experts_.back().data();
+  const size_t choices = size_t(head ? limits_.max_logit_rows : limits_.max_tokens) * size_t(op.top_k);
+  auto grow = [](auto& array, size_t size) { array.resize(std::max(array.size(), size)); };
+  grow(routing_.chosen, choices), grow(routing_.place, choices), grow(routing_.shares, choices);
+  grow(routing_.begin, size_t(op.num_experts) + 1);
+  (head ? head_ : body_).push_back(op);
+}
 void Program::add(bool head, AppendArgs op) { (head ? head_ : body_).push_back(op); }
 void Program::add(bool head, AttentionArgs op) {
   const int64_t floats = portable::attention_scratch_floats(op.kv.head_dim, limits_.max_positions, threads_);
@@ -41,6 +50,11 @@ KVLayer Program::layer(int num_kv_heads, int head_dim, int64_t layer_offset) con
   kv.pages_per_block = arena_.pages_per_block, kv.num_kv_heads = num_kv_heads, kv.head_dim = head_dim;
   kv.dtype = arena_.dtype;
   return kv;
+}
+
+int64_t Program::scratch_bytes() const {
+  const Routing& r = routing_;
+  return int64_t(scratch_.size() + r.chosen.size() + r.place.size() + r.begin.size() + r.shares.size()) * 4;
 }
 
 void Program::set_hidden(const void* from, void* to, int64_t row_bytes) {
@@ -58,6 +72,10 @@ void Program::bind(Op& op, int m) {
     }
     void operator()(NormArgs& a) const { a.m = m; }
     void operator()(LinearArgs& a) const { a.m = m; }
+    void operator()(ExpertsArgs& a) const {
+      a.m = m, a.chosen = p.routing_.chosen.data(), a.place = p.routing_.place.data();
+      a.begin = p.routing_.begin.data(), a.shares = p.routing_.shares.data();
+    }
     void operator()(AppendArgs& a) const { a.batch = &p.batch_; }
     void operator()(AttentionArgs& a) const {
       a.batch = &p.batch_, a.scratch = p.scratch_.data(), a.scratch_floats = int64_t(p.scratch_.size());
@@ -75,6 +93,13 @@ struct Caller {
   Kind operator()(const EmbedArgs& a) const { return kernels.embed(a, team), Kind::embed; }
   Kind operator()(const NormArgs& a) const { return kernels.norm(a, team), Kind::norm; }
   Kind operator()(const LinearArgs& a) const { return kernels.linear(a, team), Kind::linear; }
+  Kind operator()(const ExpertsArgs& a) const {
+    for (auto* part : kernels.experts) {
+      if (part != kernels.experts[0]) barrier.wait(team.size);
+      part(a, team);
+    }
+    return Kind::experts;
+  }
   Kind operator()(const AppendArgs& a) const { return kernels.append_kv(a, team), Kind::append_kv; }
   Kind operator()(const AttentionArgs& a) const {
     kernels.attention(a, team);

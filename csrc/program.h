@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <atomic>
+#include <deque>
 #include <string>
 #include <variant>
 #include <vector>
@@ -37,7 +38,7 @@ struct BatchInput {
   bool contiguous;
 };
 
-enum class Kind : int { embed, norm, linear, append_kv, attention, copy, count };
+enum class Kind : int { embed, norm, linear, experts, append_kv, attention, copy, count };
 constexpr int kKinds = int(Kind::count);
 const char* kind_name(Kind kind);
 
@@ -52,6 +53,8 @@ class Program {
   void add(bool head, EmbedArgs op);
   void add(bool head, NormArgs op);
   void add(bool head, LinearArgs op);
+  // Its matrices and the arrays of its routing are kept here.
+  void add(bool head, ExpertsArgs op, const std::vector<const Matrix*>& up, const std::vector<const Matrix*>& down);
   void add(bool head, AppendArgs op);
   void add(bool head, AttentionArgs op);
   KVLayer layer(int num_kv_heads, int head_dim, int64_t layer_offset) const;
@@ -65,10 +68,15 @@ class Program {
   void copy_blocks(const int32_t* pairs, int count);
 
   std::array<double, kKinds> seconds() const { return seconds_; }
-  int64_t scratch_bytes() const { return int64_t(scratch_.size()) * 4; }
+  int64_t scratch_bytes() const;
 
  private:
-  using Op = std::variant<EmbedArgs, NormArgs, LinearArgs, AppendArgs, AttentionArgs>;
+  using Op = std::variant<EmbedArgs, NormArgs, LinearArgs, ExpertsArgs, AppendArgs, AttentionArgs>;
+  // Of the mixtures of experts.  They run one after another, so the largest one's arrays serve all.
+  struct Routing {
+    std::vector<int32_t> chosen, place, begin;
+    std::vector<float> shares;
+  };
   struct alignas(64) Counter {
     std::atomic<int> value{0};
   };
@@ -90,6 +98,8 @@ class Program {
   Batch batch_{};
   std::vector<int32_t> seq_of_, position_of_;
   std::vector<float> scratch_;
+  Routing routing_;
+  std::deque<std::vector<const Matrix*>> experts_;
   const void* hidden_from_ = nullptr;
   void* hidden_to_ = nullptr;
   int64_t hidden_bytes_ = 0;

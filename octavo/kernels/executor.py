@@ -40,7 +40,7 @@ class Executor(Protocol):
         """Copy whole blocks: int32 [n, 2] of (source, destination).  No destination is also a source."""
 
     def seconds(self) -> dict[str, float]:
-        """Seconds spent so far by kind: "linear", "attention", "append_kv", "norm", "embed", "copy"."""
+        """Seconds spent so far by kind: "linear", "experts", "attention", "append_kv", "norm", "embed", "copy"."""
 
     def weight_bytes(self) -> int:
         """Bytes of the weights as the kernels hold them: matrices, tables, norms, biases."""

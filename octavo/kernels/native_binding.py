@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from octavo.core.errors import InvariantError
-from octavo.kernels.program import AppendKV, Attention, Buffer, Embed, Linear, Matrix, Norm, Op, Program
+from octavo.kernels.program import AppendKV, Attention, Buffer, Embed, Experts, Linear, Matrix, Norm, Op, Program
+from octavo.kernels.sizes import row_bytes
 from octavo.spec.memory import PAGE_TOKENS, MemorySpec
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -85,13 +86,9 @@ class _Weights:
 
     def __init__(self, module: ModuleType, program: Program, threads: int) -> None:
         self._dtype, self._threads = DTYPE_NAMES[program.compute_dtype], threads
-        matrices: dict[int, Matrix] = {}
-        for op in program.body + program.head:
-            if isinstance(op, Linear):
-                matrices.setdefault(id(op.matrix), op.matrix)
-        total = sum(module.packed_bytes(*matrix.shape, self._dtype, matrix.gated) for matrix in matrices.values())
-        self.memory = module.WeightMemory(total)
-        self._packed = {key: self._pack(matrix) for key, matrix in matrices.items()}
+        matrices = program.matrices()
+        self.memory = module.WeightMemory(sum(module.packed_bytes(*matrix.shape, self._dtype, matrix.gated) for matrix in matrices))
+        self._packed = {id(matrix): self._pack(matrix) for matrix in matrices}
 
     def _pack(self, matrix: Matrix) -> Any:
         """The rows die with this call: the next matrix is read into the room that they leave."""
@@ -115,22 +112,17 @@ class _Binder:
         self, native: Any, weights: _Weights, program: Program, spec: MemorySpec, buffers: tuple[Buffer, ...], rows: int, *, head: bool
     ) -> None:
         self._native, self._weights, self._program, self._spec, self._head = native, weights, program, spec, head
-        # A bfloat16 row is padded to whole pairs; the padding stays zero.
         self._widths = {buffer.name: buffer.width for buffer in buffers}
-        self._buffers = {
-            buffer.name: torch.zeros(rows, buffer.width, dtype=torch.float32)
-            if buffer.kind == "float32"
-            else torch.zeros(rows, -(-buffer.width // 2) * 2, dtype=program.compute_dtype)
-            for buffer in buffers
-        }
+        self._rows = {buffer.name: buffer.rows for buffer in buffers}
+        self._buffers = {buffer.name: _allocate(program, buffer, rows) for buffer in buffers}
         self.weights: list[torch.Tensor] = []
 
     @property
     def buffers(self) -> list[torch.Tensor]:
         return list(self._buffers.values())
 
-    def buffer(self, name: str, dtype: torch.dtype | None = None, width: int | None = None) -> torch.Tensor:
-        """The buffer of that name, whose dtype and width must be these."""
+    def buffer(self, name: str, dtype: torch.dtype | None = None, width: int | None = None, rows: int = 1) -> torch.Tensor:
+        """The buffer of that name, whose dtype and width must be these.  rows: what it must have for each token."""
         if name not in self._buffers:
             raise InvariantError(f"the program has no buffer {name!r} in its {'head' if self._head else 'body'}")
         buffer = self._buffers[name]
@@ -138,6 +130,8 @@ class _Binder:
             raise InvariantError(f"the buffer {name!r} holds {buffer.dtype}; {dtype} is needed")
         if width is not None and self._widths[name] != width:
             raise InvariantError(f"the buffer {name!r} is {self._widths[name]} wide; {width} is needed")
+        if self._rows[name] != rows:
+            raise InvariantError(f"the buffer {name!r} has {self._rows[name]} rows a token; {rows} are needed")
         return buffer
 
     def add(self, op: Op) -> None:
@@ -148,6 +142,8 @@ class _Binder:
                 self._norm(op)
             case Linear():
                 self._linear(op)
+            case Experts():
+                self._experts(op)
             case AppendKV():
                 self._append_kv(op)
             case Attention():
@@ -217,6 +213,36 @@ class _Binder:
             ldy=y.shape[1],
         )
 
+    def _experts(self, op: Experts) -> None:
+        compute, count = self._program.compute_dtype, len(op.up)
+        (twice, width), inner_width = op.up[0].shape, op.down[0].shape[1]
+        alike = all(up.gated and up.shape == (twice, width) for up in op.up) and twice == 2 * inner_width
+        if not alike or len(op.down) != count or any(down.gated or down.shape != (width, inner_width) for down in op.down):
+            raise InvariantError(
+                f"the experts into {op.out!r} are not {count} alike, ({twice}, {width}) gated and ({width}, {twice // 2})"
+            )
+        if not 1 <= op.top_k <= count:
+            raise InvariantError(f"{op.top_k} of {count} experts can't be chosen")
+        x, inner = self.buffer(op.x, compute, width), self.buffer(op.inner, compute, inner_width, op.top_k)
+        self._native.add_experts(
+            head=self._head,
+            up=[self._weights.find(matrix) for matrix in op.up],
+            down=[self._weights.find(matrix) for matrix in op.down],
+            top_k=op.top_k,
+            normalize=op.normalize,
+            activation=op.activation,
+            dtype=DTYPE_NAMES[compute],
+            width=width,
+            scores=self.buffer(op.scores, torch.float32, count).data_ptr(),
+            x=x.data_ptr(),
+            ldx=x.shape[1],
+            gathered=self.buffer(op.gathered, compute, width, op.top_k).data_ptr(),
+            inner=inner.data_ptr(),
+            ld_inner=inner.shape[1],
+            parts=self.buffer(op.parts, torch.float32, width, op.top_k).data_ptr(),
+            y=self.buffer(op.out, torch.float32, width).data_ptr(),
+        )
+
     def _append_kv(self, op: AppendKV) -> None:
         layer = self._spec.layers[op.layer]
         qkv = self.buffer(op.qkv, torch.float32, (op.num_heads + 2 * layer.num_kv_heads) * layer.head_dim)
@@ -283,6 +309,12 @@ class _Binder:
         if tensor.shape != (width,):
             raise InvariantError(f"a weight or bias has the shape {tuple(tensor.shape)}; ({width},) is needed")
         return self._table(tensor)
+
+
+def _allocate(program: Program, buffer: Buffer, tokens: int) -> torch.Tensor:
+    """A bfloat16 row is padded to whole pairs; the padding stays zero."""
+    dtype = torch.float32 if buffer.kind == "float32" else program.compute_dtype
+    return torch.zeros(tokens * buffer.rows, row_bytes(program, buffer) // dtype.itemsize, dtype=dtype)
 
 
 def _rows(matrix: Matrix) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """`Program`: a model's forward pass as a list of operations, bound once and run once a step.
 
-A model (`octavo/models/`) describes itself with the five operations below; an *executor* carries the list out: the compiled one in a
+A model (`octavo/models/`) describes itself with the six operations below; an *executor* carries the list out: the compiled one in a
 single call per step (so no interpreter lock is taken between operations, and no argument is passed twice), the reference one in
 plain torch, operation by operation.  A device gets its own executor behind the same list.
 
@@ -18,11 +18,12 @@ Activation = Literal["none", "relu", "silu", "gelu", "gelu_tanh"]
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Rows of `width` elements.  kind: "float32", or "compute" for the model's compute dtype."""
+    """Rows of `width` elements.  kind: "float32", or "compute" for the model's compute dtype.  rows: of each token."""
 
     name: str
     width: int
     kind: Literal["float32", "compute"]
+    rows: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +84,30 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """out += for each row, the sum over the experts it chooses of share * down(activation(gate) * up) (Shazeer et al. 2017).
+
+    scores: float32 buffer, one score an expert.  A row chooses the `top_k` highest (ties: the lower expert); its shares are what a
+    softmax over all scores gives them, and with `normalize` divided by their own sum.
+    x: compute buffer.  out: float32.  gathered, inner (compute) and parts (float32): buffers of `top_k` rows a token, for the rows
+    of each expert side by side.
+    up: gated, (2 * inner width, x width) each.  down: (out width, inner width) each.
+    """
+
+    x: str
+    scores: str
+    out: str
+    gathered: str
+    inner: str
+    parts: str
+    up: tuple[Matrix, ...]
+    down: tuple[Matrix, ...]
+    top_k: int
+    normalize: bool
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """Rotary embedding (Su et al. 2021) with fixed tables.  cos, sin: float32 [positions, rotary_dim / 2], scaling included.
 
@@ -121,7 +146,7 @@ class Attention:
     scale: float
 
 
-Op = Embed | Norm | Linear | AppendKV | Attention
+Op = Embed | Norm | Linear | Experts | AppendKV | Attention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,3 +164,13 @@ class Program:
     vocab_size: int
     max_positions: int
     compute_dtype: torch.dtype = field(default=torch.float32)
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Every matrix that products read, once, in the order in which a step reads them."""
+        found: dict[int, Matrix] = {}
+        for op in self.body + self.head:
+            if isinstance(op, Linear):
+                found.setdefault(id(op.matrix), op.matrix)
+            elif isinstance(op, Experts):
+                found.update((id(matrix), matrix) for matrix in op.up + op.down)
+        return tuple(found.values())

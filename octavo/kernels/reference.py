@@ -8,6 +8,7 @@ first K, per head [head_dim / pair][page_tokens][pair], then V, per head [page_t
 storage and 1 for float32, so that one 32-bit lane of a vector register holds what one dot-product instruction eats.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -150,6 +151,33 @@ def linear(
         return activate(product, activation)
     gate, up = product.chunk(2, dim=-1)
     return activate(gate, activation) * up
+
+
+def experts(
+    x: torch.Tensor,
+    scores: torch.Tensor,
+    up: Sequence[torch.Tensor],
+    down: Sequence[torch.Tensor],
+    *,
+    top_k: int,
+    normalize: bool,
+    activation: Activation,
+) -> torch.Tensor:
+    """The sum over each row's top_k experts of share * down(activation(gate) * up) (Shazeer et al. 2017).
+
+    x: [n, width].  scores: float32 [n, experts].  up: [2 * inner, width] each.  down: [width, inner] each.
+    Returns float32 [n, width].
+    """
+    shares, chosen = scores.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    shares, chosen = shares[:, :top_k], chosen[:, :top_k]
+    if normalize:
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+    out = torch.zeros(x.shape[0], down[0].shape[0])
+    for expert in range(len(up)):
+        rows, choice = torch.where(chosen == expert)
+        inner = linear(x[rows], up[expert], None, activation, gated=True).to(x.dtype)
+        out.index_add_(0, rows, linear(inner, down[expert], None, "none") * shares[rows, choice, None])
+    return out
 
 
 def embed(

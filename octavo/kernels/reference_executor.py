@@ -8,10 +8,10 @@ import torch
 from octavo.core.errors import InvariantError
 from octavo.kernels import reference
 from octavo.kernels.executor import Batch
-from octavo.kernels.program import AppendKV, Attention, Buffer, Embed, Linear, Matrix, Norm, Op, Program
+from octavo.kernels.program import AppendKV, Attention, Buffer, Embed, Experts, Linear, Matrix, Norm, Op, Program
 from octavo.spec.memory import MemorySpec
 
-KINDS = {Embed: "embed", Norm: "norm", Linear: "linear", AppendKV: "append_kv", Attention: "attention"}
+KINDS = {Embed: "embed", Norm: "norm", Linear: "linear", Experts: "experts", AppendKV: "append_kv", Attention: "attention"}
 
 
 class ReferenceExecutor:
@@ -42,10 +42,10 @@ class ReferenceExecutor:
         self._buffers = self._allocate(program.buffers, max_tokens)
         self._head_buffers = self._allocate(program.head_buffers, max_logit_rows)
         self._weights: dict[int, torch.Tensor] = {}
-        for op in program.body + program.head:
-            if isinstance(op, Embed | Linear):
-                matrix = op.table if isinstance(op, Embed) else op.matrix
-                self._weights.setdefault(id(matrix), matrix.read().float())
+        tables = [op.table for op in program.body if isinstance(op, Embed)]
+        for matrix in (*tables, *program.matrices()):
+            if id(matrix) not in self._weights:
+                self._weights[id(matrix)] = matrix.read().float()
         self._seconds = dict.fromkeys([*KINDS.values(), "copy"], 0.0)
         self._batch: _Rows | None = None
 
@@ -55,13 +55,13 @@ class ReferenceExecutor:
         if rows.count > self._max_tokens:
             raise InvariantError(f"a step of {rows.count} tokens; the buffers were made for {self._max_tokens}")
         self._batch = rows
-        self._run(self._program.body, {name: buffer[: rows.count] for name, buffer in self._buffers.items()})
+        self._run(self._program.body, _first_rows(self._buffers, self._program.buffers, rows.count))
 
     @torch.inference_mode()
     def logits(self, rows: np.ndarray) -> torch.Tensor:
         if len(rows) > self._max_logit_rows:
             raise InvariantError(f"logits of {len(rows)} rows; the buffers were made for {self._max_logit_rows}")
-        buffers = {name: buffer[: len(rows)] for name, buffer in self._head_buffers.items()}
+        buffers = _first_rows(self._head_buffers, self._program.head_buffers, len(rows))
         torch.index_select(self._buffers["hidden"], 0, torch.as_tensor(rows, dtype=torch.int64), out=buffers["hidden"])
         self._run(self._program.head, buffers)
         return buffers["logits"]
@@ -96,7 +96,7 @@ class ReferenceExecutor:
 
     def _allocate(self, buffers: tuple[Buffer, ...], rows: int) -> dict[str, torch.Tensor]:
         dtypes = {"float32": torch.float32, "compute": self._program.compute_dtype}
-        return {buffer.name: torch.zeros(rows, buffer.width, dtype=dtypes[buffer.kind]) for buffer in buffers}
+        return {buffer.name: torch.zeros(rows * buffer.rows, buffer.width, dtype=dtypes[buffer.kind]) for buffer in buffers}
 
     def _run(self, ops: tuple[Op, ...], buffers: dict[str, torch.Tensor]) -> None:
         for op in ops:
@@ -108,6 +108,8 @@ class ReferenceExecutor:
                     self._norm(op, buffers)
                 case Linear():
                     self._linear(op, buffers)
+                case Experts():
+                    self._experts(op, buffers)
                 case AppendKV():
                     self._append_kv(op, buffers)
                 case Attention():
@@ -141,6 +143,13 @@ class ReferenceExecutor:
         else:
             buffers[op.out].copy_(product)
 
+    def _experts(self, op: Experts, buffers: dict[str, torch.Tensor]) -> None:
+        up, down = ([self._weight(matrix) for matrix in matrices] for matrices in (op.up, op.down))
+        sums = reference.experts(
+            buffers[op.x], buffers[op.scores], up, down, top_k=op.top_k, normalize=op.normalize, activation=op.activation
+        )
+        buffers[op.out].add_(sums)
+
     def _append_kv(self, op: AppendKV, buffers: dict[str, torch.Tensor]) -> None:
         step, layer = self._step(), self._layers[op.layer]
         kv_heads, head_dim = layer.values.shape[4:]
@@ -164,6 +173,11 @@ class ReferenceExecutor:
             k, v = reference.read_kv(layer, step.blocks_of(seq, seen), seen)
             out = reference.attention(q[low:high], k, v, q_start=start, k_start=k_start, scale=op.scale, window=window)
             buffers[op.out][low:high].copy_(out.flatten(1))
+
+
+def _first_rows(tensors: dict[str, torch.Tensor], buffers: tuple[Buffer, ...], count: int) -> dict[str, torch.Tensor]:
+    """What `count` tokens take of each buffer."""
+    return {buffer.name: tensors[buffer.name][: count * buffer.rows] for buffer in buffers}
 
 
 class _Rows:

@@ -3,23 +3,24 @@
 from math import prod
 
 from octavo.kernels.availability import native_kernels
-from octavo.kernels.program import Attention, Buffer, Embed, Linear, Program
+from octavo.kernels.program import Attention, Buffer, Embed, Experts, Program
 from octavo.spec.memory import MemorySpec
 
 
 def workspace_bytes_for(program: Program, spec: MemorySpec, max_tokens: int, max_logit_rows: int, threads: int) -> int:
-    """Bytes of the buffers for so many rows of the body and of the head, and of attention's partial results.
+    """Bytes of the buffers for so many rows of the body and of the head, of attention's partial results and of experts' routing.
 
-    The latter only where there are compiled kernels; the reference ones have none.
+    The last two only where there are compiled kernels; the reference ones have none.
     """
-    body = sum(row_bytes(program, buffer) for buffer in program.buffers)
-    head = sum(row_bytes(program, buffer) for buffer in program.head_buffers)
-    return body * max_tokens + head * max_logit_rows + attention_scratch_bytes(program, spec, threads)
+    body = sum(row_bytes(program, buffer) * buffer.rows for buffer in program.buffers)
+    head = sum(row_bytes(program, buffer) * buffer.rows for buffer in program.head_buffers)
+    scratch = attention_scratch_bytes(program, spec, threads) + routing_bytes(program, max_tokens)
+    return body * max_tokens + head * max_logit_rows + scratch
 
 
 def matrix_bytes(program: Program, *, packed: bool) -> int:
     """Bytes of all matrices once they are read: packed by the compiled kernels, or widened to float32 by the reference ones."""
-    products = {id(op.matrix): op.matrix for op in program.body + program.head if isinstance(op, Linear)}
+    products = {id(matrix): matrix for matrix in program.matrices()}
     tables = {id(op.table): op.table for op in program.body if isinstance(op, Embed) and id(op.table) not in products}
     module = native_kernels().module
     if not packed or module is None:
@@ -36,6 +37,15 @@ def row_bytes(program: Program, buffer: Buffer) -> int:
         return buffer.width * 4
     pair = 4 // program.compute_dtype.itemsize
     return -(-buffer.width // pair) * 4
+
+
+def routing_bytes(program: Program, max_tokens: int) -> int:
+    """Of the compiled kernels: a choice's expert, place and share, and where each expert's rows begin.  The largest's serve all."""
+    if native_kernels().module is None:
+        return 0
+    mixtures = [op for op in program.body if isinstance(op, Experts)]
+    choices = max((op.top_k for op in mixtures), default=0) * max_tokens
+    return 4 * (3 * choices + max((len(op.up) + 1 for op in mixtures), default=0))
 
 
 def attention_scratch_bytes(program: Program, spec: MemorySpec, threads: int) -> int:

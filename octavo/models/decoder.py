@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from octavo.core.errors import ModelLoadError
-from octavo.kernels.program import AppendKV, Attention, Buffer, Embed, Linear, Matrix, Norm, Op, Program, Rope
+from octavo.kernels.program import AppendKV, Attention, Buffer, Embed, Experts, Linear, Matrix, Norm, Op, Program, Rope
 from octavo.models.rope import rope_tables
 from octavo.models.weights import WeightSource
 from octavo.spec.model import ModelConfig
@@ -90,6 +90,34 @@ class Decoder:
         ]
         self._with_norm(norm, ops)
 
+    def experts(self, *, norm: str, router: str, expert: str, gate: str, up: str, down: str) -> None:
+        """A layer's mixture of experts, residual and norm.  expert: the name of one ("{}": its number); gate, up, down: inside it."""
+        config = self.config
+        experts = config.experts
+        if experts is None:
+            raise ModelLoadError(f"{config.source}: the {config.architecture} program has experts, its config has none")
+        names = [expert.format(i) for i in range(experts.count)]
+        sizes, width = (experts.inner_size, experts.inner_size), config.hidden_size
+        ins = [self._linear("normed", "", (f"{name}.{gate}", f"{name}.{up}"), sizes, width, False, activated=True) for name in names]
+        outs = [self._linear("", self._stream, (f"{name}.{down}",), (width,), experts.inner_size, False) for name in names]
+        ops: list[Op] = [
+            self._linear("normed", "scores", (router,), (experts.count,), width, False),
+            Experts(
+                x="normed",
+                scores="scores",
+                out=self._stream,
+                gathered="gathered",
+                inner="expert_inner",
+                parts="parts",
+                up=tuple(op.matrix for op in ins),
+                down=tuple(op.matrix for op in outs),
+                top_k=experts.per_token,
+                normalize=experts.normalize,
+                activation=config.activation,
+            ),
+        ]
+        self._with_norm(norm, ops)
+
     def head(self, *, norm: str, lm_head: str, project: str | None = None) -> None:
         """From hidden rows to logits.  project: narrows the rows, where the config's embed_size isn't hidden_size."""
         config = self.config
@@ -115,6 +143,14 @@ class Decoder:
         ]
         if not config.pre_norm:
             buffers.append(Buffer("hidden_after", config.hidden_size, "float32"))
+        if config.experts is not None:
+            choices = config.experts.per_token
+            buffers += [
+                Buffer("scores", config.experts.count, "float32"),
+                Buffer("gathered", config.hidden_size, "compute", choices),
+                Buffer("expert_inner", config.experts.inner_size, "compute", choices),
+                Buffer("parts", config.hidden_size, "float32", choices),
+            ]
         return Program(
             buffers=tuple(buffers),
             body=tuple(self._body),

@@ -36,6 +36,8 @@ def decoder_config(file: GGUFFile, architecture: str, **overrides: Any) -> Model
     head_dim = fields.size("attention.key_length") if "attention.key_length" in fields else divide_heads(str(file.path), hidden, heads)
     if fields.size("attention.value_length", default=head_dim) != head_dim:
         raise UnsupportedModelError(f"{file.path}: values of another size than keys ({head_dim}) aren't known")
+    if fields.whole("expert_count", default=0):
+        raise UnsupportedModelError(f"{file.path}: mixtures of experts aren't read from GGUF files; load the model's safetensors")
     table = file.tensors.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing, or isn't a matrix")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.core.errors import ModelLoadError
+from octavo.spec.experts import ExpertsConfig
 from octavo.spec.memory import AttentionLayerSpec
 from octavo.spec.rope import RopeConfig
 
@@ -36,6 +37,7 @@ class ModelConfig:
     gated: the MLP is act(gate) * up.  rope: None where positions are learned; position_offset: rows before position 0.
     windows: per layer, the positions that a query sees (None: all).  attention_scales: per layer, what q k^T is multiplied with.
     qkv_bias, out_bias, mlp_bias: products that add a bias.  qk_norm: RMSNorm of each q and k head.
+    experts: None where every layer has one MLP.
     in_out_linears: the checkpoint stores a product's weight as [in, out] (GPT-2's Conv1D).
 
     Raises ModelLoadError naming the file, the field and the limit.
@@ -68,6 +70,7 @@ class ModelConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    experts: ExpertsConfig | None = None
     embed_scale: float = 1.0
     in_out_linears: bool = False
     eos_token_ids: tuple[int, ...] = ()
@@ -120,17 +123,24 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """Weights of the products and tables (norms and biases, a thousandth of them, left out)."""
         attention = self.hidden_size * (2 * self.query_size + 2 * self.kv_size)
-        mlp = self.hidden_size * self.intermediate_size * (3 if self.gated else 2)
         tables = self.vocab_size * self.embed_size * (1 if self.tie_embeddings else 2)
         learned = 0 if self.rope is not None else self.max_positions * self.hidden_size
-        return self.num_layers * (attention + mlp) + tables + learned
+        return self.num_layers * attention + self._inner_weights(active=False) + tables + learned
+
+    def _inner_weights(self, *, active: bool) -> int:
+        """Of the MLPs and experts of all layers.  active: only those that one token passes through."""
+        mlp = self.hidden_size * self.intermediate_size * (3 if self.gated else 2)
+        if self.experts is None:
+            return self.num_layers * mlp
+        mixture = self.experts.active_weights(self.hidden_size) if active else self.experts.weights(self.hidden_size)
+        return sum(mixture if has_experts else mlp for has_experts in self.experts.layers)
 
     def relative_cost(self, position: int) -> float:
         """Arithmetic of the layers for the token at `position`, relative to the first one's: products are the same everywhere,
         attention grows with what comes before (Vaswani et al. 2017, table 1).  Windows bound it.
         """
         products = self.num_layers * self.hidden_size * (2 * self.query_size + 2 * self.kv_size)
-        products += self.num_layers * self.hidden_size * self.intermediate_size * (3 if self.gated else 2)
+        products += self._inner_weights(active=True)
         attended = sum(min(position, window or position) for window in self.windows) if self.windows else self.num_layers * position
         return 1.0 + 2 * self.query_size * attended / products
 

@@ -100,6 +100,12 @@ def test_rope_scaling_keys_are_read(name, keys, tmp_path):
     assert_logits_close(logits(write_gguf(model, tmp_path / "model.gguf", numbers=keys)), model.logits(IDS))
 
 
+def test_a_mixture_of_experts_is_refused(tmp_path):
+    path = write_gguf(tiny("llama"), tmp_path / "model.gguf", numbers={"expert_count": 8})
+    with pytest.raises(UnsupportedModelError, match=r"model\.gguf: mixtures of experts aren't read from GGUF"):
+        load_model(path, dtype="float32")
+
+
 def test_longrope_factors_come_from_their_tensors(tmp_path):
     model = tiny("phi3-longrope")
     rope = model.model.config.rope_parameters

@@ -68,6 +68,13 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE, tie_word_embeddings=True),
     "qwen2-windows": lambda: transformers.Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=7, max_window_layers=1),
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=32),
+    "mixtral": lambda: transformers.MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **SHAPE, head_dim=32, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True
+    ),
+    "qwen3-moe-dense-too": lambda: transformers.Qwen3MoeConfig(
+        **SHAPE, head_dim=16, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=False, mlp_only_layers=[1]
+    ),
     "gemma": lambda: transformers.GemmaConfig(**SHAPE | {"num_key_value_heads": 1}, head_dim=32),
     "phi3": lambda: transformers.Phi3Config(**SHAPE, sliding_window=40),
     "phi3-longrope": lambda: transformers.Phi3Config(

@@ -24,21 +24,32 @@ def read_gguf(file: gguf_config.GGUFFile) -> ModelConfig:
 def build(decoder: "Decoder") -> None:
     decoder.embed("model.embed_tokens")
     for layer in range(decoder.config.num_layers):
-        name = f"model.layers.{layer}"
-        heads = f"{name}.self_attn"
-        decoder.attention(
-            layer,
-            norm=f"{name}.input_layernorm",
-            qkv=(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),
-            out=f"{heads}.o_proj",
-            head_norms=(f"{heads}.q_norm", f"{heads}.k_norm"),
-        )
-        decoder.mlp(
-            norm=f"{name}.post_attention_layernorm",
-            up=(f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"),
-            down=f"{name}.mlp.down_proj",
-        )
+        attention(decoder, layer)
+        mlp(decoder, layer)
     decoder.head(norm="model.norm", lm_head="lm_head")
+
+
+def attention(decoder: "Decoder", layer: int) -> None:
+    """A layer's attention under Llama's names."""
+    name = f"model.layers.{layer}"
+    heads = f"{name}.self_attn"
+    decoder.attention(
+        layer,
+        norm=f"{name}.input_layernorm",
+        qkv=(f"{heads}.q_proj", f"{heads}.k_proj", f"{heads}.v_proj"),
+        out=f"{heads}.o_proj",
+        head_norms=(f"{heads}.q_norm", f"{heads}.k_norm"),
+    )
+
+
+def mlp(decoder: "Decoder", layer: int) -> None:
+    """A layer's MLP under Llama's names."""
+    name = f"model.layers.{layer}"
+    decoder.mlp(
+        norm=f"{name}.post_attention_layernorm",
+        up=(f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"),
+        down=f"{name}.mlp.down_proj",
+    )
 
 
 ARCHITECTURE = Architecture(
